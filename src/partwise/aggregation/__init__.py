@@ -1,0 +1,1 @@
+"""From client to server: one sum, and what it means."""

@@ -1,0 +1,69 @@
+"""Federated Reconstruction (Singhal et al., 2021), Algorithm 1, and its variants as values of its arguments."""
+
+from __future__ import annotations
+
+import jax
+
+from partwise.aggregation.mean import Aggregator, weighted
+from partwise.aggregation.total import Report
+from partwise.algorithms.base import Algorithm, change
+from partwise.client.evaluate import evaluate
+from partwise.client.reconstruct import Reconstruct
+from partwise.client.split import Split
+from partwise.client.state import Client, Progress, begin, with_deltas
+from partwise.client.update import Update
+from partwise.metrics import Sums
+from partwise.model.partition import Partition
+from partwise.model.spec import Model
+from partwise.server import Optimizer
+
+
+def fed_recon(
+    model: Model,
+    partition: Partition,
+    *,
+    split: Split,
+    reconstruct: Reconstruct,
+    update: Update,
+    optimizer: Optimizer,
+    aggregator: Aggregator | None = None,
+    passes: int = 1,
+    evaluation_split: Split | None = None,
+    **slots,
+) -> Algorithm:
+    """S, R, U and the server step.
+
+    passes > 1 repeats R and U on the client, each from where the other ended: alternating minimisation
+    (patent claim 5). Evaluation is RECONEVAL: R on the support set, metrics on the query set of
+    `evaluation_split` (default: `split`).
+    """
+    evaluated = evaluation_split or split
+
+    def client_update(client: Client) -> Report:
+        progress = begin(client)
+        for number in range(passes):
+            here = _phase(client, 2 * number)
+            progress = reconstruct(here, progress, split.support)  # l_i <- R(D_s, L, g)
+            trained = update(_phase(client, 2 * number + 1), progress, split.query)  # g_i <- U(D_q, l_i, g)
+            progress = trained.progress
+        weight = _weight(client, split)  # n_i <- |D_q|
+        return Report(change(client, with_deltas(client, progress)), weight, trained.loss)
+
+    def personalize(client: Client) -> Progress:
+        return reconstruct(_phase(client, 0), begin(client), evaluated.support)
+
+    def recon_eval(client: Client) -> dict[str, Sums]:
+        return evaluate(client, personalize(client), evaluated.query)
+
+    return Algorithm(
+        model, partition, client_update, personalize, recon_eval, aggregator or weighted(), optimizer, **slots
+    )
+
+
+def _phase(client: Client, number: int) -> Client:
+    """The client with randomness of its own for this phase of the round."""
+    return client._replace(rng=jax.random.fold_in(client.rng, number))
+
+
+def _weight(client: Client, split: Split) -> jax.Array:
+    return split.query.count(client.examples.count) * 1.0

@@ -1,0 +1,1 @@
+"""Everything that runs on one client."""

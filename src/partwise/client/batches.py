@@ -1,0 +1,112 @@
+"""A client's examples, and the only loop over batches in the library.
+
+Clients run side by side in lanes. What differs between lanes (where a client's rows begin, how many it has)
+is data; what must be one number for all of them (how often the loop turns) comes from `longest`, the size of
+the largest client among them. A lane that is done earlier goes on with empty batches, which change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partwise.client.split import Subset
+from partwise.model.spec import Batch
+from partwise.types import UserError
+
+
+class Keys(NamedTuple):
+    """The keys of one client in one space: `rows[start + p]` is the table row of its key number p."""
+
+    rows: jax.Array  # [sum of keys] of all clients at hand
+    start: jax.Array  # where this client's keys begin
+    count: jax.Array  # how many it has
+    capacity: int  # the most that any client has
+
+
+class Examples(NamedTuple):
+    """One client's examples: rows `start : start + count` of every column.
+
+    Columns that hold keys hold the table row of the key; `positions` holds, in the same shape, the key's
+    number among the client's own keys.
+    """
+
+    columns: Mapping[str, jax.Array]
+    positions: Mapping[str, jax.Array]
+    keys: Mapping[str, Keys]
+    start: jax.Array
+    count: jax.Array
+    longest: jax.Array  # the largest `count` among the clients that run side by side
+
+
+class Schedule(NamedTuple):
+    """How long to go over batches: so many epochs, at most so many steps (either may be None)."""
+
+    batch_size: int
+    epochs: int | None = 1
+    max_steps: int | None = None
+
+    def check(self, name: str) -> Schedule:
+        """Itself, if it makes sense."""
+        if self.batch_size < 1:
+            raise UserError(f"{name}: the batch size must be at least 1, not {self.batch_size}")
+        if self.epochs is None and self.max_steps is None:
+            raise UserError(f"{name}: give epochs, max_steps or both; without either it would never end")
+        for field, value in (("epochs", self.epochs), ("max_steps", self.max_steps)):
+            if value is not None and value < 0:
+                raise UserError(f"{name}: {field} must not be negative, not {value}")
+        return self
+
+    def num_steps(self, count: jax.Array) -> jax.Array:
+        """Steps for a client with `count` examples; 0 without examples."""
+        limits = []
+        if self.epochs is not None:
+            limits.append(self.epochs * self.steps_per_epoch(count))
+        if self.max_steps is not None:
+            limits.append(jnp.where(count > 0, self.max_steps, 0))
+        return limits[0] if len(limits) == 1 else jnp.minimum(*limits)
+
+    def steps_per_epoch(self, count: jax.Array) -> jax.Array:
+        """Batches that hold `count` examples, the last one perhaps not full."""
+        return -(-count // self.batch_size)
+
+
+class Drawn(NamedTuple):
+    """One batch: its columns, which of its examples are real, and the keys of its key columns."""
+
+    batch: Batch
+    positions: Mapping[str, jax.Array]
+    mask: jax.Array  # [B] bool
+
+
+def draw(examples: Examples, subset: Subset, schedule: Schedule, step: jax.Array) -> Drawn:
+    """Batch number `step` of the subset, cycling over its epochs."""
+    count = subset.count(examples.count)
+    epoch_steps = jnp.maximum(schedule.steps_per_epoch(count), 1)
+    j = (step % epoch_steps) * schedule.batch_size + jnp.arange(schedule.batch_size)
+    mask = (j < count) & (step < schedule.num_steps(count))
+    index = jnp.where(mask, subset.index(j, examples.count), 0)
+    rows = examples.start + index
+    batch = {name: column[rows] for name, column in examples.columns.items()}
+    positions = {name: column[rows] for name, column in examples.positions.items()}
+    return Drawn(batch, positions, mask)
+
+
+def over_batches(
+    body: Callable[[jax.Array, Drawn, Any], Any],
+    carry: Any,
+    examples: Examples,
+    subset: Subset,
+    schedule: Schedule,
+) -> Any:
+    """`carry = body(step, batch, carry)` for every step of the schedule; the library's only training loop.
+
+    It turns as often as the longest client needs; a body must leave its carry alone when the mask is empty.
+    """
+    num_steps = schedule.num_steps(subset.count(examples.longest))
+    return jax.lax.fori_loop(
+        0, num_steps, lambda i, c: body(i, draw(examples, subset, schedule, i), c), carry
+    )

@@ -1,0 +1,62 @@
+"""The reconstruction algorithm R (FedRecon, Algorithm 1): local parameters from the support set.
+
+Each function here makes a procedure that changes the local part only; the rest is frozen at what the client
+has (what it received; after a pass of alternating minimisation, what it made of that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partwise.client.batches import Schedule
+from partwise.client.fit import Optimizer, fit
+from partwise.client.solve import check_quadratic, solve
+from partwise.client.split import Subset
+from partwise.client.state import Client, Progress, anchor, begin
+from partwise.types import UserError
+
+Reconstruct = Callable[[Client, Progress, Subset], Progress]
+
+
+def by_steps(schedule: Schedule, optimizer: Optimizer, pull: Any = 0.0) -> Reconstruct:
+    """k_r gradient steps (FedRecon, section 4; patent claim 4).
+
+    `pull` > 0 adds pull * |l - default|^2 to the support set's summed loss (the patent's regularisation),
+    the default being the learned one, or zero.
+    """
+    schedule.check("reconstruct")
+    pulled = not (isinstance(pull, float | int) and pull == 0)
+
+    def procedure(client: Client, progress: Progress, support: Subset) -> Progress:
+        count = jnp.maximum(support.count(client.examples.count), 1)
+        target = anchor(client, progress).local
+
+        def penalty(own: dict[str, jax.Array]) -> jax.Array:
+            squares = [jnp.sum(jnp.square(own[path] - target[path])) for path in own]
+            return pull / count * jnp.sum(jnp.stack(squares))
+
+        trained = fit(client, progress, support, schedule, optimizer, ("local",), penalty if pulled else None)
+        return trained.progress
+
+    return procedure
+
+
+def by_solving(pull: Any, batch_size: int = 32) -> Reconstruct:
+    """The minimum itself, for losses that are least squares in the local part (patent: closed form)."""
+    if isinstance(pull, float | int) and pull < 0:
+        raise UserError(f"the pull of a closed-form reconstruction must not be negative, not {pull}")
+    return lambda client, progress, support: solve(client, progress, support, ("local",), pull, batch_size)
+
+
+def check_solvable(client: Client) -> None:
+    """Raise unless this client's loss is least squares in the local part."""
+    check_quadratic(client, begin(client), ("local",))
+
+
+def skip() -> Reconstruct:
+    """No reconstruction (k_r = 0): local parameters stay at their initial values."""
+    return lambda client, progress, support: progress

@@ -1,0 +1,101 @@
+"""Closed form: the minimum of a loss that is quadratic in some groups of parameters.
+
+Least squares has a gradient that is linear in the parameters, g(x) = g(x0) + H (x - x0), whatever the model
+is in its other parameters; so one exact step, x0 - H^-1 g(x0), ends at the minimum. H and g are sums over
+the client's batches. For few parameters (a user's vector) H itself is built and factored; for many (a
+client's slice of a table) the same system is solved by conjugate gradients, with products H v and no H.
+
+This is the patent's reconstruction "in closed form", and both halves of its alternating minimisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from partwise.client.batches import Drawn, Schedule, draw, over_batches
+from partwise.client.split import Subset, everything
+from partwise.client.state import (
+    Client,
+    Group,
+    Progress,
+    anchor,
+    batch_loss,
+    get_parts,
+    put_parts,
+    read,
+    with_deltas,
+)
+from partwise.types import UserError
+
+MOST_DENSE = 512  # parameters up to which H is built
+CG_STEPS = 50
+
+
+def solve(
+    client: Client, progress: Progress, subset: Subset, groups: tuple[Group, ...], pull: Any, batch_size: int
+) -> Progress:
+    """Minimise (sum of losses over the subset) + pull * |x - anchor|^2 over the named groups.
+
+    The anchor is what was received; for local leaves the learned default, or zero.
+    """
+    if "keyed" in groups:
+        progress = with_deltas(client, progress)
+    x0, rebuild = ravel_pytree(get_parts(progress, groups))
+    offset = x0 - ravel_pytree(get_parts(anchor(client, progress), groups))[0]
+    schedule = Schedule(batch_size)
+
+    def place(x: jax.Array) -> Progress:
+        return put_parts(progress, rebuild(x))
+
+    def summed(of: Callable[[Callable[[jax.Array], jax.Array]], Any], zero: Any) -> Any:
+        """The sum over batches of `of(loss of that batch as a function of x)`."""
+
+        def body(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
+            value = of(lambda x: _total_loss(client, place(x), drawn))
+            return jax.tree_util.tree_map(jnp.add, carry, value)
+
+        return over_batches(body, zero, client.examples, subset, schedule)
+
+    if x0.size <= MOST_DENSE:
+        zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
+        g, H = summed(lambda f: (jax.grad(f)(x0), jax.hessian(f)(x0)), zero)
+        H = H + (2 * pull + 1e-6) * jnp.eye(x0.size, dtype=x0.dtype)
+        step = jax.scipy.linalg.solve(H, g + 2 * pull * offset, assume_a="pos")
+    else:
+        g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
+        product = lambda v: (
+            summed(lambda f: jax.jvp(jax.grad(f), (x0,), (v,))[1], jnp.zeros_like(x0)) + 2 * pull * v
+        )
+        step, _ = jax.scipy.sparse.linalg.cg(product, g + 2 * pull * offset, tol=1e-7, maxiter=CG_STEPS)
+    return place(x0 - step)
+
+
+def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
+    rows, need = read(client, progress, drawn)
+    return batch_loss(client, progress, rows, need.batch, drawn.mask, client.rng)[1].value
+
+
+def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...]) -> None:
+    """Raise unless the loss of this client's first examples is quadratic in the groups."""
+    if "keyed" in groups:
+        progress = with_deltas(client, progress)
+    x0, rebuild = ravel_pytree(get_parts(progress, groups))
+    drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
+
+    def loss(x: jax.Array) -> jax.Array:
+        return _total_loss(client, put_parts(progress, rebuild(x)), drawn)
+
+    v = jax.random.normal(client.rng, x0.shape)
+    change = jax.grad(loss)(x0 + v) - jax.grad(loss)(x0)
+    linear = jax.jvp(jax.grad(loss), (x0,), (v,))[1]
+    error = jnp.linalg.norm(change - linear) / (jnp.linalg.norm(change) + 1e-12)
+    if not error < 1e-3:
+        raise UserError(
+            f"the closed form needs a loss that is least squares in the {' and '.join(groups)} part, but this "
+            f"loss is not: its gradient departs from a straight line by {float(error):.0%}. Use gradient steps."
+        )

@@ -1,0 +1,70 @@
+"""The dataset split function S (FedRecon, Algorithm 1; patent claim 2): support and query sets of a client.
+
+A subset of a client's n examples is two functions of whole numbers: how many there are, and which example is
+the j-th. Nothing is copied or stored, and the same functions work on numpy and on traced values. Examples
+have an order (that of the client store: by time, or shuffled), so "halves" by time are halves of a store that
+is sorted by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from partwise.types import UserError
+
+Number = Any  # an int, a numpy or a jax integer array
+
+
+class Subset(NamedTuple):
+    """`count(n)` examples out of n; `index(j, n)` is the j-th of them. Both grow with their arguments."""
+
+    count: Callable[[Number], Number]
+    index: Callable[[Number, Number], Number]
+
+
+class Split(NamedTuple):
+    """Support (for reconstruction) and query (for the update, and for evaluation)."""
+
+    support: Subset
+    query: Subset
+
+
+everything = Subset(lambda n: n, lambda j, n: j)
+
+
+def none() -> Split:
+    """Support = query = all data (FedRecon, appendix D: no split)."""
+    return Split(everything, everything)
+
+
+def alternate(batch_size: int) -> Split:
+    """Batches in turn: batch 0, 2, 4, ... to support, 1, 3, 5, ... to query (the authors' MovieLens split)."""
+    if batch_size < 1:
+        raise UserError(f"alternate: the batch size must be at least 1, not {batch_size}")
+    b = batch_size
+
+    def full(n: Number) -> Number:
+        return n // (2 * b) * b
+
+    def clip(x: Number) -> Number:  # x limited to 0..b, in plain arithmetic
+        return x * (x > 0) * (x < b) + b * (x >= b)
+
+    return Split(
+        Subset(lambda n: full(n) + clip(n % (2 * b)), lambda j, n: j // b * 2 * b + j % b),
+        Subset(lambda n: full(n) + clip(n % (2 * b) - b), lambda j, n: j // b * 2 * b + b + j % b),
+    )
+
+
+def halves(percent: int = 50) -> Split:
+    """The first `percent` of the examples (rounded up) to support, the rest to query."""
+    if not 0 < percent < 100:
+        raise UserError(f"halves: the support share must be between 1 and 99 percent, not {percent}")
+
+    def first(n: Number) -> Number:
+        return (n * percent + 99) // 100
+
+    return Split(
+        Subset(first, lambda j, n: j),
+        Subset(lambda n: n - first(n), lambda j, n: first(n) + j),
+    )

@@ -1,0 +1,111 @@
+"""What a client has in hand during a round, and the objective that all its procedures minimise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partwise.client.batches import Drawn, Examples
+from partwise.metrics import Sums
+from partwise.model.partition import DEFAULT, Partition
+from partwise.model.spec import Model
+from partwise.selection import slices
+from partwise.selection.slices import Received
+
+
+class Client(NamedTuple):
+    """A client and all it may look at: the model, what it received, its own examples, its own randomness."""
+
+    model: Model
+    partition: Partition
+    received: Received
+    examples: Examples
+    rng: jax.Array
+
+
+class Progress(NamedTuple):
+    """What a client has made of the parameters so far."""
+
+    shared: Mapping[str, jax.Array]  # values
+    deltas: Mapping[str, jax.Array]  # change of its keyed rows; empty until it changes one
+    local: Mapping[str, jax.Array]  # values
+
+
+Group = Literal["shared", "keyed", "local"]
+
+
+def get_parts(progress: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
+    """The named groups alone, to be trained."""
+    parts = {"shared": progress.shared, "keyed": progress.deltas, "local": progress.local}
+    return {group: dict(parts[group]) for group in groups}
+
+
+def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
+    """Progress with those groups replaced."""
+    return Progress(
+        parts.get("shared", progress.shared),
+        parts.get("keyed", progress.deltas),
+        parts.get("local", progress.local),
+    )
+
+
+def begin(client: Client) -> Progress:
+    """What was received, and the initial values of the local part (the l^(t,0) of appendix B)."""
+    params = client.model.init(client.rng)
+    return Progress(
+        client.received.shared, {}, slices.initial_local(client.partition, client.received, params)
+    )
+
+
+def with_deltas(client: Client, progress: Progress) -> Progress:
+    """Progress with room for changes of keyed rows."""
+    if progress.deltas:
+        return progress
+    capacities = {space: keys.capacity for space, keys in client.examples.keys.items()}
+    return progress._replace(deltas=slices.empty_deltas(client.partition, client.received.tables, capacities))
+
+
+def anchor(client: Client, progress: Progress) -> Progress:
+    """What a pull pulls to: what was received; for local leaves the learned default, twin's start, or zero."""
+    zero = {path: jnp.zeros_like(leaf) for path, leaf in progress.local.items()}
+    local = {}
+    for path, leaf in zero.items():
+        role = client.partition.roles[path]
+        if role.twin == "average":
+            leaf = client.received.shared[path]
+        local[path] = client.received.shared.get(DEFAULT + path, leaf)
+    deltas = {path: jnp.zeros_like(delta) for path, delta in progress.deltas.items()}
+    return Progress(client.received.shared, deltas, local)
+
+
+def batch_loss(
+    client: Client, progress: Progress, rows: Mapping[str, jax.Array], batch: dict, mask: jax.Array, rng: jax.Array
+) -> tuple[jax.Array, Sums]:
+    """Mean loss of the real examples of one batch (0 if there are none), and its sums.
+
+    `rows` are the keyed leaves that the batch's ids point into.
+    """
+    params = client.partition.merge({**client.received.frozen, **progress.shared, **rows}, local_values(client, progress))
+    values = client.model.loss(client.model.predict(params, batch, rng), batch)
+    total = jnp.sum(jnp.where(mask, values, 0))
+    weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
+    return total / jnp.where(weight > 0, weight, 1), Sums(total, weight)
+
+
+def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
+    """The client's own leaves; a learned default that moved during the round carries them along, which makes
+    its gradient the first-order meta-gradient (as in FedRecon, appendix B)."""
+    values = dict(progress.local)
+    for path in values:
+        if DEFAULT + path in progress.shared:
+            values[path] = values[path] + progress.shared[DEFAULT + path] - client.received.shared[DEFAULT + path]
+    return values
+
+
+def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, jax.Array], slices.BatchRows]:
+    """The keyed rows of a batch, as the client has them now."""
+    need = slices.batch_rows(client.partition, drawn.batch, drawn.positions)
+    return slices.gather(client.partition, client.received.tables, progress.deltas, need), need

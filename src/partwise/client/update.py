@@ -1,0 +1,32 @@
+"""The client update algorithm U (FedRecon, Algorithm 1): shared and keyed parameters on the query set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from partwise.client.batches import Schedule
+from partwise.client.fit import Optimizer, Trained, fit
+from partwise.client.solve import solve
+from partwise.client.split import Subset
+from partwise.client.state import Client, Group, Progress
+from partwise.metrics import zero_sums
+
+Update = Callable[[Client, Progress, Subset], Trained]
+
+
+def by_steps(schedule: Schedule, optimizer: Optimizer, joint: bool = False) -> Update:
+    """k_u gradient steps with the local part frozen, or trained along (FedRecon, appendix D)."""
+    schedule.check("update")
+    groups: tuple[Group, ...] = ("shared", "keyed", "local") if joint else ("shared", "keyed")
+    return lambda client, progress, query: fit(client, progress, query, schedule, optimizer, groups)
+
+
+def by_solving(pull: Any, batch_size: int = 32) -> Update:
+    """The minimum over the shared and keyed parts, pulled to what was received with strength `pull` (patent
+    claim 5: the global half of alternating minimisation)."""
+
+    def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
+        return Trained(solve(client, progress, query, ("shared", "keyed"), pull, batch_size), zero_sums())
+
+    return procedure

@@ -1,0 +1,193 @@
+"""How a store lies on disk: a folder with `examples.arrow`, `clients.arrow`, `vocabularies.arrow`, `store.json`.
+
+`examples.arrow` is one record batch, so every column comes back as one memory-mapped array without a copy.
+A folder is written beside its place and renamed at the end: it is whole or it is not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from partwise.data.ragged import offsets
+from partwise.data.spool import Layout, Spool
+from partwise.types import UserError
+
+FORMAT = "partwise-store"
+VERSION = 1
+
+
+class Block(NamedTuple):
+    """Some clients' rows, already grouped: client k of the block owns the next `counts[k]` rows."""
+
+    client_ids: np.ndarray
+    counts: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+
+@contextlib.contextmanager
+def new_folder(path: str | Path) -> Iterator[Path]:
+    """A folder to fill, which takes its name `path` only if the block ends well."""
+    path = Path(path)
+    if path.exists():
+        raise UserError(f"{path} already exists: remove it first, or choose another folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; choose a folder that can be written"
+        ) from error
+    try:
+        yield building
+        building.chmod(0o755)  # mkdtemp lets only its owner in
+        building.rename(path)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def write_folder(
+    path: str | Path, blocks: Iterable[Block], vocabularies: Mapping[str, np.ndarray], info: Mapping[str, Any]
+) -> None:
+    """Write blocks of clients in their order, holding one block and the client ids in memory."""
+    with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
+        client_ids, counts = [], []
+        for block in blocks:
+            client_ids.append(block.client_ids)
+            counts.append(block.counts)
+            spool.append(block.columns)
+        places = allocate_examples(folder, spool.layouts, spool.num_rows)
+        for name, place in places.items():
+            spool.copy(name, folder / "examples.arrow", place)
+        spool.discard()
+        finish(folder, np.concatenate(client_ids), np.concatenate(counts), spool.layouts, vocabularies, info)
+
+
+def allocate_examples(folder: Path, layouts: Mapping[str, Layout], num_rows: int) -> dict[str, int]:
+    """Write `examples.arrow` full of zeros; return the byte at which each column starts in the file."""
+    if num_rows == 0 or not layouts:
+        raise UserError("there are no rows to store: give at least one client with one example")
+    arrays = [_arrow(np.zeros((num_rows, *layout.shape), layout.dtype)) for layout in layouts.values()]
+    batch = pa.record_batch(arrays, names=list(layouts))
+    with pa.ipc.new_file(str(folder / "examples.arrow"), batch.schema) as writer:
+        writer.write_batch(batch)
+    with pa.memory_map(str(folder / "examples.arrow")) as source:
+        begin = source.read_buffer().address
+        stored = pa.ipc.open_file(source).get_batch(0)
+        return {name: stored.column(name).buffers()[-1].address - begin for name in layouts}
+
+
+def finish(
+    folder: Path,
+    client_ids: np.ndarray,
+    counts: np.ndarray,
+    layouts: Mapping[str, Layout],
+    vocabularies: Mapping[str, np.ndarray],
+    info: Mapping[str, Any],
+) -> None:
+    """Write everything of a store but its examples."""
+    _write_batch(folder / "clients.arrow", {"client": _arrow(client_ids), "count": _arrow(counts)})
+    lists = {
+        name: pa.LargeListArray.from_arrays([0, len(ids)], _arrow(ids)) for name, ids in vocabularies.items()
+    }
+    _write_batch(folder / "vocabularies.arrow", lists)
+    columns = {name: {"dtype": layout.dtype.str, "shape": layout.shape} for name, layout in layouts.items()}
+    record = {"format": FORMAT, "version": VERSION, "columns": columns, "info": dict(info)}
+    record |= {"num_clients": len(client_ids), "num_examples": int(counts.sum())}
+    try:
+        text = json.dumps(record, indent=1, default=lambda value: value.item())
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"info must hold only what JSON can say (text, numbers, lists, dicts): {error}"
+        ) from error
+    (folder / "store.json").write_text(text)
+
+
+def read_folder(path: str | Path) -> dict[str, Any]:
+    """The fields of a `ClientStore`, the columns memory-mapped."""
+    path = Path(path)
+    record = _read_record(path)
+    try:
+        with pa.memory_map(str(path / "examples.arrow")) as source:
+            batch = pa.ipc.open_file(source).get_batch(0)
+        clients = _read_batch(path / "clients.arrow")
+        vocabularies = _read_batch(path / "vocabularies.arrow")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(
+            f"the store {path} is damaged ({error}): remove the folder and build it again"
+        ) from error
+    counts = clients.column("count").to_numpy()
+    if not batch.num_rows == record["num_examples"] == counts.sum() or len(counts) != record["num_clients"]:
+        raise UserError(
+            f"the store {path} is damaged (its files disagree in length): remove it and build it again"
+        )
+    return {
+        "columns": {name: _column(batch.column(name), entry) for name, entry in record["columns"].items()},
+        "starts": offsets(counts),
+        "counts": counts,
+        "client_ids": _numpy(clients.column("client")),
+        "vocabularies": {
+            name: _numpy(vocabularies.column(name)[0].values) for name in vocabularies.schema.names
+        },
+        "info": record["info"],
+    }
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise UserError(f"there is no store at {path}: check the path, or build one with build_store or save")
+    if not (path / "store.json").is_file():
+        held = (
+            ", ".join(sorted(p.name for p in path.iterdir())[:8]) if path.is_dir() else "a file, not a folder"
+        )
+        raise UserError(f"{path} is not a partwise store: it has no store.json ({held or 'empty'})")
+    try:
+        record = json.loads((path / "store.json").read_text())
+    except ValueError as error:
+        raise UserError(f"{path / 'store.json'} cannot be read ({error}): build the store again") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT:
+        raise UserError(f"{path} is not a partwise store: store.json does not say format '{FORMAT}'")
+    if record["version"] != VERSION:
+        raise UserError(
+            f"{path} has store version {record['version']}, this partwise reads version {VERSION}: "
+            "use the partwise that wrote it, or build the store again"
+        )
+    return record
+
+
+def _arrow(values: np.ndarray) -> pa.Array:
+    if values.dtype.kind == "b":  # Arrow packs booleans into bits, which no numpy view can read
+        values = values.view(np.uint8)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    width = int(np.prod(values.shape[1:], dtype=np.int64))
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+def _column(array: pa.Array, entry: Mapping[str, Any]) -> np.ndarray:
+    flat = array.flatten() if entry["shape"] else array
+    return flat.to_numpy(zero_copy_only=True).view(entry["dtype"]).reshape(len(array), *entry["shape"])
+
+
+def _numpy(array: pa.Array) -> np.ndarray:
+    return array.to_numpy() if pa.types.is_integer(array.type) else np.array(array.to_pylist(), dtype=str)
+
+
+def _write_batch(path: Path, columns: Mapping[str, pa.Array]) -> None:
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    with pa.ipc.new_file(str(path), batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _read_batch(path: Path) -> pa.RecordBatch:
+    with pa.OSFile(str(path)) as source:
+        return pa.ipc.open_file(source).get_batch(0)

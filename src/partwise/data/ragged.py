@@ -1,0 +1,65 @@
+"""Arithmetic on ragged rows: client k owns `counts[k]` rows from `starts[k]` on. No Python per client."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def offsets(counts: np.ndarray) -> np.ndarray:
+    """Where each client's rows start when the clients lie one after the other, [C] int64."""
+    return np.cumsum(counts, dtype=np.int64) - counts
+
+
+def owners(counts: np.ndarray) -> np.ndarray:
+    """The client position of every row, [N] int64."""
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def ranks(counts: np.ndarray) -> np.ndarray:
+    """The place of every row among its own client's rows, [N] int64."""
+    return np.arange(int(counts.sum())) - np.repeat(offsets(counts), counts)
+
+
+def row_indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The rows of all clients, client after client, [sum of counts] int64."""
+    return np.arange(int(counts.sum())) + np.repeat(starts - offsets(counts), counts)
+
+
+def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
+    """Consecutive clients in blocks of at most `max_rows` rows; a larger client is a block by itself."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    blocks, first = [], 0
+    while first < len(counts):
+        before = int(ends[first] - counts[first])
+        last = max(int(np.searchsorted(ends, before + max_rows, side="right")), first + 1)
+        blocks.append(slice(first, last))
+        first = last
+    return blocks
+
+
+def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
+    """A random order of each client's own rows, as an index into packed rows, [N].
+
+    It depends on the seed, the client's id and its number of rows, never on which other clients there are.
+    """
+    streams = _mix(_fingerprints(client_ids) ^ _mix(np.array([seed % 2**64], np.uint64)))
+    keys = _mix(np.repeat(streams, counts) + ranks(counts).astype(np.uint64))
+    return np.lexsort((keys, owners(counts)))
+
+
+def _fingerprints(ids: np.ndarray) -> np.ndarray:
+    if ids.dtype.kind != "U":
+        return _mix(ids.astype(np.int64).view(np.uint64))
+    codes = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.uint64)
+    prints = np.zeros(len(ids), np.uint64)
+    for column in codes.T:  # a character at a time; the zero padding of shorter ids changes nothing
+        prints = np.where(column == 0, prints, _mix(prints ^ column))
+    return prints
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """SplitMix64, which wraps around on purpose."""
+    values = values + np.uint64(0x9E3779B97F4A7C15)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,235 @@
+"""Many clients' examples as flat columns: client k owns rows `starts[k] : starts[k] + counts[k]` of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partwise.data.checks import check_known, clean_columns, factorize
+from partwise.data.folder import Block, read_folder, write_folder
+from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
+from partwise.types import UserError, nearest
+
+ROWS_PER_BLOCK = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClientStore:
+    """A view of clients over shared columns; only `gather`, `reorder` and `pool` copy rows.
+
+    The order of a client's rows means something (time, or shuffled), and every operation keeps it.
+    """
+
+    columns: Mapping[str, np.ndarray]  # each [N] or [N, ...]; memory-mapped and read-only if opened from disk
+    starts: np.ndarray  # [C] int64
+    counts: np.ndarray  # [C] int64
+    client_ids: np.ndarray  # [C] the ids of the source, int64 or text
+    vocabularies: Mapping[str, np.ndarray] = dataclasses.field(
+        default_factory=dict
+    )  # the source id of every key
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where it comes from; JSON can say it
+
+    def __post_init__(self):
+        lengths = {name: len(values) for name, values in self.columns.items()}
+        if not lengths or len(set(lengths.values())) > 1:
+            raise UserError(f"columns must be of one length and at least one, these have {lengths}")
+        if not len(self.starts) == len(self.counts) == len(self.client_ids):
+            raise UserError("starts, counts and client_ids must have one entry per client")
+        num_rows = next(iter(lengths.values()))
+        if len(self.counts) and (
+            min(self.starts.min(), self.counts.min()) < 0 or (self.starts + self.counts).max() > num_rows
+        ):
+            raise UserError(f"starts and counts must lie within the {num_rows} rows")
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{name} {v.dtype}{list(v.shape[1:]) or ''}" for name, v in self.columns.items())
+        return f"ClientStore({self.num_clients} clients, {self.num_examples} examples: {columns})"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        client: Any,
+        *,
+        ids: Sequence[str] = (),
+        info: Mapping[str, Any] | None = None,
+        **columns: Any,
+    ) -> ClientStore:
+        """Group rows, given in any order, by their client; each client's rows keep their order.
+
+        Clients are sorted by id. The columns named in `ids` become keys 0..K-1 in the order of the sorted ids.
+        """
+        return group_rows(client, columns, tuple(ids), info or {})
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.counts)
+
+    @property
+    def num_examples(self) -> int:
+        return int(self.counts.sum())
+
+    def num_keys(self, column: str) -> int:
+        """How many keys an id column can take, whether or not these clients use them all."""
+        if column in self.vocabularies:
+            return len(self.vocabularies[column])
+        check_known([column], self.columns)
+        known = ", ".join(self.vocabularies) or "none"
+        raise UserError(
+            f"column '{column}' holds values, not keys (columns with keys: {known}): name it in ids=(...)"
+        )
+
+    def packed(self) -> bool:
+        """Whether the clients lie one after the other and own every row."""
+        whole = self.num_examples == len(next(iter(self.columns.values())))
+        return whole and np.array_equal(self.starts, offsets(self.counts))
+
+    def find(self, client_id: int | str) -> int:
+        """The position of the client with this id of the source."""
+        ids = self.client_ids
+        try:
+            wanted = ids.dtype.type(client_id)
+            found = np.flatnonzero(ids == wanted)
+        except ValueError:  # a word, where the ids are numbers
+            wanted, found = ids[0], ()
+        if len(found):
+            return int(found[0])
+        ordered = np.sort(ids)
+        place = int(np.searchsorted(ordered, wanted))
+        near = nearest(str(client_id), ordered[max(place - 100, 0) : place + 100].tolist())
+        raise UserError(f"there is no client {client_id!r} among the {self.num_clients} ({near})")
+
+    def examples(self, position: int) -> dict[str, np.ndarray]:
+        """One client's rows of every column, not copied."""
+        rows = slice(self.starts[position], self.starts[position] + self.counts[position])
+        return {name: values[rows] for name, values in self.columns.items()}
+
+    def select(self, names: Sequence[str]) -> ClientStore:
+        """Only these columns, in this order."""
+        check_known(names, self.columns)
+        vocabularies = {name: self.vocabularies[name] for name in names if name in self.vocabularies}
+        return dataclasses.replace(
+            self, columns={name: self.columns[name] for name in names}, vocabularies=vocabularies
+        )
+
+    def rename(self, names: Mapping[str, str]) -> ClientStore:
+        """Columns under new names, given as {old: new}."""
+        check_known(names, self.columns)
+        columns = {names.get(name, name): values for name, values in self.columns.items()}
+        if len(columns) < len(self.columns):
+            raise UserError(f"renaming {dict(names)} gives two columns one name: choose a name that is free")
+        vocabularies = {names.get(name, name): values for name, values in self.vocabularies.items()}
+        return dataclasses.replace(self, columns=columns, vocabularies=vocabularies)
+
+    def with_columns(self, **columns: Any) -> ClientStore:
+        """Derived columns, one value per row of a packed store, added or in place of those of the same name."""
+        if not self.packed():
+            raise UserError("only a packed store can take new columns: call gather() first")
+        _, cleaned = clean_columns(np.repeat(self.client_ids, self.counts), columns)
+        kept = {name: ids for name, ids in self.vocabularies.items() if name not in columns}
+        return dataclasses.replace(self, columns={**self.columns, **cleaned}, vocabularies=kept)
+
+    def take(self, positions: Any) -> ClientStore:
+        """Only these clients, in this order; positions, or a mask over all clients."""
+        chosen = self._positions(positions)
+        return dataclasses.replace(
+            self, starts=self.starts[chosen], counts=self.counts[chosen], client_ids=self.client_ids[chosen]
+        )
+
+    def filter(self, min_examples: int) -> ClientStore:
+        """Only clients with at least so many examples."""
+        return self.take(self.counts >= min_examples)
+
+    def cap(self, max_examples: int) -> ClientStore:
+        """The first `max_examples` of each client."""
+        if max_examples < 1:
+            raise UserError(f"max_examples is {max_examples}: give at least 1")
+        return self.narrow(np.zeros_like(self.counts), np.minimum(self.counts, max_examples))
+
+    def narrow(self, skip: np.ndarray, counts: np.ndarray) -> ClientStore:
+        """Of each client the `counts[k]` examples that follow its first `skip[k]`; counts may be 0."""
+        if skip.min(initial=0) < 0 or counts.min(initial=0) < 0 or np.any(skip + counts > self.counts):
+            raise UserError("skip + counts must stay within each client's examples")
+        return dataclasses.replace(self, starts=self.starts + skip, counts=counts)
+
+    def gather(self, positions: Any = None) -> ClientStore:
+        """These clients (or all), packed into memory; no other client's rows are read."""
+        chosen = self if positions is None else self.take(positions)
+        return chosen._pack(row_indices(chosen.starts, chosen.counts))
+
+    def reorder(self, by: str | None = None, seed: int | None = None) -> ClientStore:
+        """Each client's rows in a new order, packed into memory: sorted by a column (stable), or shuffled.
+
+        A client's shuffle depends on its id and the seed, not on which other clients there are.
+        """
+        if (by is None) == (seed is None):
+            raise UserError(
+                f"reorder needs a column to sort by or a seed to shuffle with, not by={by!r}, seed={seed!r}"
+            )
+        rows = row_indices(self.starts, self.counts)
+        if by is None:
+            return self._pack(rows[shuffle_order(self.client_ids, self.counts, int(seed or 0))])
+        check_known([by], self.columns)
+        return self._pack(rows[np.lexsort((self.columns[by][rows], owners(self.counts)))])
+
+    def pool(self) -> ClientStore:
+        """One client, `all`, that owns every row: for centralised training."""
+        whole = self if self.packed() else self.gather()
+        total = np.array([self.num_examples])
+        return dataclasses.replace(
+            whole, starts=np.zeros_like(total), counts=total, client_ids=np.array(["all"])
+        )
+
+    def blocks(self, max_rows: int = ROWS_PER_BLOCK) -> Iterator[Block]:
+        """All clients in order, in packed blocks of about `max_rows` rows."""
+        for part in row_blocks(self.counts, max_rows):
+            store = self.gather(np.arange(part.start, part.stop))
+            yield Block(store.client_ids, store.counts, store.columns)
+
+    def save(self, path: str | Path) -> None:
+        """Write a folder that `open_store` maps back; `path` must not exist yet."""
+        write_folder(path, self.blocks(), self.vocabularies, self.info)
+
+    def _pack(self, rows: np.ndarray) -> ClientStore:
+        columns = {name: values[rows] for name, values in self.columns.items()}
+        return dataclasses.replace(self, columns=columns, starts=offsets(self.counts))
+
+    def _positions(self, positions: Any) -> np.ndarray:
+        chosen = np.asarray(positions)
+        if chosen.dtype == bool and chosen.shape == self.counts.shape:
+            return np.flatnonzero(chosen)
+        chosen = chosen.astype(np.int64) if chosen.size == 0 else chosen
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
+            raise UserError("positions must be a list of whole numbers, or a mask with one entry per client")
+        outside = chosen[(chosen < 0) | (chosen >= self.num_clients)]
+        if len(outside):
+            raise UserError(
+                f"there is no client position {outside[0]}: positions go from 0 to {self.num_clients - 1}"
+            )
+        return chosen
+
+
+def open_store(path: str | Path) -> ClientStore:
+    """A store from its folder, in no time: columns are memory maps, read as they are used."""
+    return ClientStore(**read_folder(path))
+
+
+def group_rows(
+    client: Any, columns: Mapping[str, Any], ids: tuple[str, ...], info: Mapping[str, Any]
+) -> ClientStore:
+    """`ClientStore.from_arrays` for columns of any name."""
+    check_known(ids, columns)
+    given, cleaned = clean_columns(client, columns, ids)
+    if len(given) == 0 or not cleaned:
+        raise UserError("there are no rows: give at least one client with one example and one column")
+    client_ids, position = np.unique(given, return_inverse=True)
+    order = np.argsort(position, kind="stable")
+    vocabularies = {}
+    for name in ids:
+        vocabularies[name], cleaned[name] = factorize(cleaned[name])
+    counts = np.bincount(position, minlength=len(client_ids))
+    rows = {name: values[order] for name, values in cleaned.items()}
+    return ClientStore(rows, offsets(counts), counts, client_ids, vocabularies, dict(info))

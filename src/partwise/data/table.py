@@ -1,0 +1,195 @@
+"""CSV and Parquet tables as stores, streamed."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from partwise.data.batches import to_columns
+from partwise.data.build import build_store
+from partwise.data.checks import check_known, clean_columns
+from partwise.data.store import ClientStore, group_rows
+from partwise.types import UserError
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+BLOCK_BYTES = 1 << 23
+
+
+def read_table(
+    path: str | Path,
+    client: str,
+    columns: Sequence[str] | None = None,
+    ids: Sequence[str] = (),
+    out: str | Path | None = None,
+    order_by: str | None = None,
+) -> ClientStore:
+    """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into the folder `out`.
+
+    Rows may be in any order. `columns` are those to keep (all, if not given); the ones in `ids` become keys.
+    Dates become whole numbers in their own unit.
+    """
+    path = Path(path)
+    files = _files(path)
+    names = _names(files[0])
+    kept = [name for name in (columns if columns is not None else names) if name != client]
+    kept += [name for name in ids if name not in kept]
+    check_known([client, *kept, *([order_by] if order_by else [])], names)
+    read = _read_csv if _kind(files[0]) in DELIMITERS else _read_parquet
+    batches = (batch for file in files for batch in _checked(read, file, client, kept, tuple(ids)))
+    info = {"source": str(path)}
+    if out is not None:
+        return build_store(out, batches, client, ids, order_by, info)
+    parts = list(batches)
+    if not any(len(part[client]) for part in parts):
+        raise UserError(f"{path} has no rows: give at least one client with one example")
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in (client, *kept)}
+    store = group_rows(whole.pop(client), whole, tuple(ids), info)
+    return store if order_by is None else store.reorder(by=order_by)
+
+
+def _kind(file: Path) -> str:
+    return Path(file.name.lower().removesuffix(".gz")).suffix
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UserError(
+            f"{path} does not exist: give a .csv, .tsv or .parquet file, or a folder of .parquet files"
+        )
+    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(
+            f"the folder {path} holds no .parquet file: give a folder of Parquet files, or one .csv file"
+        )
+    if _kind(files[0]) not in (*DELIMITERS, ".parquet"):
+        raise UserError(
+            f"{path} is neither .csv, .tsv nor .parquet: convert it, or give its rows to build_store"
+        )
+    return files
+
+
+def _names(file: Path) -> list[str]:
+    try:
+        if _kind(file) == ".parquet":
+            return pyarrow.parquet.read_schema(file).names
+        with _open_text(file) as text:
+            names = next(csv.reader(text, delimiter=DELIMITERS[_kind(file)]), [])
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error}): is it a whole {_kind(file)} file?") from error
+    if not names or len(set(names)) < len(names):
+        raise UserError(
+            f"{file}, line 1: {','.join(names)!r}; expected a header with one distinct name per column"
+        )
+    return names
+
+
+def _checked(
+    read: Callable[[Path, list[str], tuple[str, ...]], Iterator[pa.RecordBatch]],
+    file: Path,
+    client: str,
+    kept: list[str],
+    ids: tuple[str, ...],
+) -> Iterator[dict[str, np.ndarray]]:
+    """The file's batches; whatever is wrong with one is said with the file's name and, for text, the line."""
+    first_row = 0
+    try:
+        for batch in read(file, [client, *kept], (client, *ids)):
+            columns = to_columns(batch, first_row)
+            clean_columns(columns[client], {name: columns[name] for name in kept}, ids, first_row)
+            yield columns
+            first_row += batch.num_rows
+    except (UserError, pa.ArrowException, OSError) as error:
+        found = _bad_cell(file, [client, *kept], (client, *ids)) if _kind(file) in DELIMITERS else None
+        raise found or UserError(f"{file}: {error}") from error
+
+
+def _read_parquet(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    with pyarrow.parquet.ParquetFile(file) as source:
+        check_known(names, source.schema_arrow.names)
+        yield from source.iter_batches(columns=names)
+
+
+def _read_csv(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """Two passes: the first finds types that hold for every line, not only for the first block."""
+    types: dict[str, pa.DataType] = {}
+    while True:
+        try:
+            for _ in _stream_csv(file, names, types):
+                pass
+            break
+        except pa.ArrowInvalid as error:
+            column = re.match(r"In CSV column #(\d+)", str(error))
+            name = _names(file)[int(column[1])] if column else None
+            if name is None or name in types:
+                raise
+            types[name] = pa.string() if name in ids else pa.float64()
+    yield from _stream_csv(file, names, types)
+
+
+def _stream_csv(file: Path, names: list[str], types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
+    options = pyarrow.csv.ConvertOptions(include_columns=names, column_types=types)
+    parse = pyarrow.csv.ParseOptions(delimiter=DELIMITERS[_kind(file)], newlines_in_values=True)
+    read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES)
+    with pyarrow.csv.open_csv(
+        file, read_options=read, parse_options=parse, convert_options=options
+    ) as reader:
+        yield from reader
+
+
+def _bad_cell(file: Path, names: list[str], ids: tuple[str, ...]) -> UserError | None:
+    """Read line by line, only to say what is wrong where."""
+    with _open_text(file) as text:
+        reader = csv.reader(text, delimiter=DELIMITERS[_kind(file)])
+        header = next(reader)
+        places = [(name, header.index(name)) for name in names]
+        for cells in reader:
+            if cells and len(cells) != len(header):
+                return UserError(
+                    f"{file}, line {reader.line_num}: {len(cells)} fields, expected {len(header)} ({', '.join(header)})"
+                )
+            for name, place in places if cells else ():
+                if not _is_id(cells[place]) if name in ids else not _is_number(cells[place]):
+                    expected = (
+                        "an id" if name in ids else "a finite number (text can only be in a column of ids=)"
+                    )
+                    return UserError(
+                        f"{file}, line {reader.line_num}, column '{name}': {cells[place]!r}; expected {expected}. "
+                        "Mend or remove the line, or leave the column out with columns="
+                    )
+    return None
+
+
+def _is_id(cell: str) -> bool:
+    return cell != ""
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return _is_date(cell)
+
+
+def _is_date(cell: str) -> bool:
+    try:
+        datetime.datetime.fromisoformat(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _open_text(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", newline="", encoding="utf-8-sig", errors="replace")
+    return file.open(newline="", encoding="utf-8-sig", errors="replace")

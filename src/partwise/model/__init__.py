@@ -1,0 +1,1 @@
+"""Models as pure functions, and the roles of their parameters."""

@@ -1,0 +1,215 @@
+"""Rules on parameter paths give every leaf one role: shared, keyed, local or frozen.
+
+The paper's split of a model into global parameters G and local parameters L (FedRecon, section 3), with
+`keyed` for global leaves of which a client is sent only the slices of its keys (Federated Select, section 3).
+
+The server stores keyed leaves with the key axis first ("rows"), so that every gather and scatter of the
+library is along axis 0; `merge` moves the axis back before a model sees the leaf.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partwise import tree
+from partwise.model.spec import Model
+from partwise.types import Params, UserError, nearest
+
+Initial = Literal["random", "zero", "learned"]
+Twin = Literal["add", "average"]
+DEFAULT = "default/"  # where the learned default of a local leaf lives among the shared leaves
+
+
+@dataclass(frozen=True)
+class Role:
+    """What one leaf is to server and clients. Made by `shared`, `keyed`, `local` and `frozen` below."""
+
+    kind: Literal["shared", "keyed", "local", "frozen"]
+    space: str = ""
+    axis: int = 0
+    initial: Initial = "random"
+    twin: Twin | None = None
+
+    def __str__(self) -> str:
+        if self.kind == "keyed":
+            return f"keyed({self.space})" if self.axis == 0 else f"keyed({self.space}, axis={self.axis})"
+        if self.kind == "local" and self.initial != "random":
+            return f"local(initial={self.initial})"
+        return f"shared(twin={self.twin})" if self.twin else self.kind
+
+
+def shared(twin: Twin | None = None) -> Role:
+    """Sent to all, trained by all.
+
+    With a twin, every client also has a local leaf of that shape, added to or averaged with the shared one
+    (the patent's overlapping parts); it starts where it changes nothing.
+    """
+    return Role("shared", twin=twin)
+
+
+def keyed(space: str, axis: int = 0) -> Role:
+    """A client is sent, and trains, only the slices of its keys in `space` along `axis`."""
+    return Role("keyed", space=space, axis=axis)
+
+
+def local(initial: Initial = "random") -> Role:
+    """Never leaves the client. It starts from the model's own random values, from zero, or from a default
+    that the clients learn together (FedRecon, footnote 2)."""
+    return Role("local", initial=initial)
+
+
+def frozen() -> Role:
+    """Sent to all, never trained."""
+    return Role("frozen")
+
+
+class Description(NamedTuple):
+    """One line of `describe`."""
+
+    path: str
+    shape: tuple[int, ...]
+    role: str
+    bytes_down: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Every leaf's role, and the exact way from a model's tree to its parts and back."""
+
+    paths: tuple[str, ...]
+    roles: Mapping[str, Role]
+    shapes: Mapping[str, jax.ShapeDtypeStruct]
+    treedef: Any
+    columns: Mapping[str, tuple[str, ...]]  # key space -> the example columns that hold its keys
+
+    def of(self, *kinds: str) -> tuple[str, ...]:
+        """The paths whose role is one of these kinds."""
+        return tuple(path for path in self.paths if self.roles[path].kind in kinds)
+
+    @property
+    def local_paths(self) -> tuple[str, ...]:
+        """Leaves of which a client has its own: local ones and twins."""
+        return tuple(p for p in self.paths if self.roles[p].kind == "local" or self.roles[p].twin)
+
+    @property
+    def spaces(self) -> dict[str, tuple[str, ...]]:
+        """Key space -> the leaves it cuts."""
+        names = dict.fromkeys(self.roles[path].space for path in self.of("keyed"))
+        return {name: tuple(p for p in self.of("keyed") if self.roles[p].space == name) for name in names}
+
+    def num_keys(self, space: str) -> int:
+        """How many keys the space has."""
+        path = self.spaces[space][0]
+        return self.shapes[path].shape[self.roles[path].axis]
+
+    def split(self, params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(what the server stores, what a client keeps): keyed leaves rows first, twins and learned
+        defaults on both sides of the cut where they belong."""
+        server, own = {}, {}
+        for path, leaf in tree.flatten(params).items():
+            role = self.roles[path]
+            if role.kind == "local":
+                own[path] = leaf
+                if role.initial == "learned":
+                    server[DEFAULT + path] = leaf
+            else:
+                server[path] = jnp.moveaxis(leaf, role.axis, 0) if role.kind == "keyed" else leaf
+                if role.twin:
+                    own[path] = neutral_twin(role, leaf)
+        return server, own
+
+    def merge(self, server: Mapping[str, Any], own: Mapping[str, Any]) -> Params:
+        """The model's tree from server leaves (whole or sliced) and the client's own; inverse of `split`."""
+        return tree.unflatten(self.treedef, self.paths, {p: self._leaf(p, server, own) for p in self.paths})
+
+    def _leaf(self, path: str, server: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        role = self.roles[path]
+        if role.kind == "local":
+            return own[path]
+        if role.kind == "keyed":
+            return jnp.moveaxis(server[path], 0, role.axis)
+        if role.twin and path in own:
+            total = server[path] + own[path]
+            return total if role.twin == "add" else total / 2
+        return server[path]
+
+    def describe(self, keys_per_client: Mapping[str, float] | None = None) -> list[Description]:
+        """Path, shape, role and bytes per client and round of every leaf.
+
+        `keys_per_client` is the mean number of keys of a client by space (default: all of them).
+        """
+        keys_per_client = keys_per_client or {}
+        lines = []
+        for path in self.paths:
+            role, leaf = self.roles[path], self.shapes[path]
+            size = tree.num_bytes(leaf.shape, leaf.dtype)
+            if role.kind == "keyed":
+                share = keys_per_client.get(role.space, self.num_keys(role.space)) / leaf.shape[role.axis]
+                size = round(size * share)
+            down = 0 if role.kind == "local" and role.initial != "learned" else size
+            lines.append(Description(path, leaf.shape, str(role), down, 0 if role.kind == "frozen" else down))
+        return lines
+
+
+def neutral_twin(role: Role, leaf: Any) -> Any:
+    """The twin that changes nothing: zero when added, the shared value itself when averaged."""
+    return jnp.zeros_like(leaf) if role.twin == "add" else leaf
+
+
+def partition(
+    model: Model, rules: Mapping[str, Role], columns: Mapping[str, tuple[str, ...]] | None = None
+) -> Partition:
+    """Give every leaf of the model a role by rules `{path pattern: role}`; unmatched leaves are shared.
+
+    Patterns are shell-style (`item/*`). A rule that matches nothing, or a leaf matched twice, is an error.
+    `columns` says which example columns hold the keys of a space; by default the column of the same name.
+    """
+    shapes_tree = jax.eval_shape(model.init, jax.ShapeDtypeStruct((), jax.random.key(0).dtype))
+    shapes = tree.flatten(shapes_tree)
+    roles = {path: _role(path, rules) for path in shapes}
+    for pattern in rules:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path in shapes):
+            raise UserError(
+                f"the rule '{pattern}' matches no parameter ({nearest(pattern, shapes)}). "
+                f"Write a path as `describe` prints it, or a pattern such as 'item/*'."
+            )
+    spaces = dict.fromkeys(role.space for role in roles.values() if role.kind == "keyed")
+    columns = {space: (space,) for space in spaces} | dict(columns or {})
+    for space in columns:
+        if space not in spaces:
+            raise UserError(f"columns are given for key space '{space}', which no rule names")
+    result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
+    _check_spaces(result)
+    return result
+
+
+def _role(path: str, rules: Mapping[str, Role]) -> Role:
+    matching = [pattern for pattern in rules if fnmatch.fnmatchcase(path, pattern)]
+    if len(matching) > 1:
+        raise UserError(
+            f"parameter '{path}' is matched by {len(matching)} rules: {', '.join(map(repr, matching))}. "
+            f"A parameter has one role: narrow the patterns until only one matches."
+        )
+    role = rules[matching[0]] if matching else shared()
+    if not isinstance(role, Role):
+        raise UserError(f"the rule '{matching[0]}' gives {role!r}, not a role such as shared() or keyed('item')")
+    return role
+
+
+def _check_spaces(result: Partition) -> None:
+    for space, paths in result.spaces.items():
+        for path in paths:
+            shape, axis = result.shapes[path].shape, result.roles[path].axis
+            if not -len(shape) <= axis < len(shape):
+                raise UserError(f"'{path}' has shape {shape} and no axis {axis} to cut by key space '{space}'")
+        lengths = {path: result.shapes[path].shape[result.roles[path].axis] for path in paths}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{path}: {length}" for path, length in lengths.items())
+            raise UserError(f"key space '{space}' cuts leaves of different length ({shown})")

@@ -1,0 +1,1 @@
+"""Which slices a client asks for, and how ids become rows."""

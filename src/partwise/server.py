@@ -1,0 +1,122 @@
+"""The server's step: the mean update as an antigradient into any optax optimizer (Reddi et al., 2021).
+
+With SGD and Adagrad a row that nobody sent keeps its value and its state, so the step may be taken on the
+rows of a cohort alone; the others need to see the whole table every round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise import tree
+from partwise.model.partition import Partition
+from partwise.types import UserError, unknown
+
+
+class Optimizer(NamedTuple):
+    """An optax transformation, and whether rows with a zero gradient stay exactly as they are."""
+
+    transform: optax.GradientTransformation
+    row_sparse: bool = False
+
+
+def sgd(rate: Any, momentum: float | None = None) -> Optimizer:
+    """g <- g + rate * mean update (FedRecon, Algorithm 1; patent claim 13)."""
+    return Optimizer(optax.sgd(rate, momentum), row_sparse=momentum is None)
+
+
+def adagrad(rate: Any, initial_accumulator: float = 0.1, epsilon: float = 1e-7) -> Optimizer:
+    """FedAdagrad with the authors' (Keras') constants."""
+    return Optimizer(optax.adagrad(rate, initial_accumulator, epsilon), row_sparse=True)
+
+
+def adam(rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3) -> Optimizer:
+    """FedAdam with the constants of Reddi et al."""
+    return Optimizer(optax.adam(rate, b1, b2, epsilon))
+
+
+def yogi(
+    rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3, initial_accumulator: float = 0.0
+) -> Optimizer:
+    """FedYogi with the constants of Reddi et al. and of FedRecon's language task."""
+    scale = optax.scale_by_yogi(b1, b2, epsilon, initial_accumulator_value=initial_accumulator)
+    return Optimizer(optax.chain(scale, optax.scale_by_learning_rate(rate)))
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "adam": adam,
+    "yogi": yogi,
+}
+
+
+def make_optimizer(name: str, rate: Any, **settings: Any) -> Optimizer:
+    """An optimizer by name, with its settings."""
+    if name not in OPTIMIZERS:
+        raise unknown("server optimizer", name, OPTIMIZERS)
+    try:
+        return OPTIMIZERS[name](rate, **settings)
+    except TypeError as error:
+        raise UserError(f"server optimizer '{name}': {error}") from None
+
+
+class ServerState(NamedTuple):
+    """All that the server carries from round to round."""
+
+    params: Mapping[str, jax.Array]  # every leaf the server stores, flat, keyed leaves rows first
+    optimizer: Any
+
+
+def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The server leaves that clients update."""
+    frozen = partition.of("frozen")
+    return tuple(path for path in params if path not in frozen)
+
+
+def init_state(partition: Partition, optimizer: Optimizer, params: Mapping[str, jax.Array]) -> ServerState:
+    """The state before the first round."""
+    moving = {path: params[path] for path in trainable(partition, params)}
+    return ServerState(dict(params), optimizer.transform.init(moving))
+
+
+def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
+    """One server round; nothing moves if nobody reported (`active` false)."""
+    gradients = {path: -update for path, update in mean.items()}
+    moving = {path: state.params[path] for path in mean}
+    changes, new_state = optimizer.transform.update(gradients, state.optimizer, moving)
+    moved = optax.apply_updates(moving, changes)
+    kept = tree.where(active, (moved, new_state), (moving, state.optimizer))
+    return ServerState({**state.params, **kept[0]}, kept[1])
+
+
+def map_tables(partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any):
+    """Apply `function(leaf, space, *leaves of others)` to keyed leaves and to their optimizer state alike."""
+    keyed = partition.of("keyed")
+    spaces = {
+        path: partition.roles[path].space if path in keyed else "" for path in trainable(partition, state.params)
+    }
+    on_leaf = lambda leaf, space, *rest: function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
+    params = {
+        path: on_leaf(leaf, spaces.get(path, ""), *(other.params[path] for other in others))
+        for path, leaf in state.params.items()
+    }
+    slots = optax.tree_map_params(
+        optimizer.transform,
+        lambda leaf, space, *rest: on_leaf(leaf, space, *rest),
+        state.optimizer,
+        spaces,
+        *(other.optimizer for other in others),
+        transform_non_params=lambda leaf: leaf,
+    )
+    return ServerState(params, slots)
+
+
+def is_finite(state: ServerState) -> jax.Array:
+    """Whether the parameters are all finite numbers."""
+    return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

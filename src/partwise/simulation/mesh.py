@@ -1,0 +1,42 @@
+"""The devices that a cohort is spread over.
+
+On CPU there is one XLA device per core: small loop bodies do not spread over cores by themselves. This must be
+said before JAX starts its backend, so it is said when this module is imported, unless the user already has.
+"""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "clients"
+
+
+def _one_device_per_core() -> None:
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:
+        pass  # JAX has started already: use the devices it has
+
+
+_one_device_per_core()
+
+
+def make_mesh(num_devices: int | None = None) -> Mesh:
+    """All devices (or the first so many) along the client axis."""
+    devices = jax.devices()[:num_devices]
+    return Mesh(np.array(devices), (AXIS,))
+
+
+def everywhere(mesh: Mesh) -> NamedSharding:
+    """A copy on every device."""
+    return NamedSharding(mesh, P())

@@ -1,0 +1,134 @@
+"""From a client store to arrays for the devices: who runs when, in which lane, on which rows.
+
+Two ways, one shape. *Resident*: the whole population's columns stay on the devices and a call brings only
+indices. *Staged*: a call brings the rows of its own clients, and of the tables only the rows of their keys,
+so that neither the population nor a table needs to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partwise.data.store import ClientStore
+from partwise.model.partition import Partition
+from partwise.selection.keys import OwnKeys, client_numbers, own_keys
+
+
+class Shelf(NamedTuple):
+    """Examples and keys of many clients, packed; the same for all lanes."""
+
+    columns: Mapping[str, Any]  # key columns hold table rows
+    positions: Mapping[str, Any]
+    keys: Mapping[str, Any]  # space -> table rows of all clients' keys
+
+
+class Slots(NamedTuple):
+    """One entry per lane: which client of the shelf runs there. Padding is client -1, with no examples."""
+
+    client: Any
+    number: Any  # uint32, for its randomness
+    start: Any
+    count: Any
+    key_start: Mapping[str, Any]
+    key_count: Mapping[str, Any]
+
+
+class Plan(NamedTuple):
+    """Slots [rounds, devices, chunks, lanes], and the largest client of each chunk [rounds, devices, chunks]."""
+
+    slots: Slots
+    longest: Any
+
+
+class Population(NamedTuple):
+    """The clients at hand with their keys, on the host."""
+
+    store: ClientStore  # packed
+    numbers: np.ndarray
+    keys: Mapping[str, OwnKeys]
+    positions: Mapping[str, np.ndarray]
+    spaces: Mapping[str, tuple[str, ...]]  # key space -> its columns
+
+    def capacities(self) -> dict[str, int]:
+        """The most keys that any client has, by space."""
+        return {space: max(int(own.counts.max(initial=0)), 1) for space, own in self.keys.items()}
+
+
+def populate(store: ClientStore, partition: Partition) -> Population:
+    """Pack some clients and let each choose its keys."""
+    packed = store if store.packed() else store.gather(np.arange(store.num_clients))
+    keys, positions = own_keys(packed, partition)
+    return Population(packed, client_numbers(packed.client_ids), keys, positions, partition.columns)
+
+
+def shelve(population: Population, tables: Mapping[str, np.ndarray] | None = None) -> Shelf:
+    """The population as arrays.
+
+    `tables[space]` lists the table rows at hand, sorted; by default all are, and a key is its own row.
+    """
+    columns = {name: _narrow(column) for name, column in population.store.columns.items()}
+    keys = {space: own.keys for space, own in population.keys.items()}
+    for space, rows in (tables or {}).items():
+        keys[space] = np.searchsorted(rows, keys[space]).astype(np.int32)
+        first = np.repeat(population.keys[space].starts, population.store.counts)
+        for name in population.spaces[space]:
+            position = population.positions[name]
+            columns[name] = keys[space][first.reshape(-1, *[1] * (position.ndim - 1)) + position]
+    return Shelf(columns, dict(population.positions), keys)
+
+
+def rows_needed(population: Population) -> dict[str, np.ndarray]:
+    """The table rows that these clients ask for, by space, sorted."""
+    return {space: np.unique(own.keys) for space, own in population.keys.items()}
+
+
+def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
+    """Lay out cohorts [rounds, clients] (positions in the population, -1 for nobody).
+
+    Clients are sorted by size, so that those who run side by side finish together, and dealt to the devices
+    in turns.
+    """
+    rounds, size = cohorts.shape
+    chunks = max(-(-size // (devices * lanes)), 1)
+    slots = np.full((rounds, chunks * devices * lanes), -1)
+    held = np.where(cohorts >= 0, population.store.counts[cohorts], -1)
+    order = np.argsort(-held, axis=1, kind="stable")
+    slots[:, :size] = np.take_along_axis(cohorts, order, 1)
+    slots = slots.reshape(rounds, chunks, devices, lanes)
+    slots[:, 1::2] = slots[:, 1::2, ::-1]  # there and back, so that no device always has the larger ones
+    client = slots.transpose(0, 2, 1, 3)
+    real = client >= 0
+
+    def at(values: np.ndarray, dtype: Any) -> np.ndarray:
+        return np.where(real, values[client], 0).astype(dtype) if len(values) else np.zeros(client.shape, dtype)
+
+    count = at(population.store.counts, np.int32)
+    return Plan(
+        Slots(
+            client.astype(np.int32),
+            at(population.numbers, np.uint32),
+            at(population.store.starts, np.int32),
+            count,
+            {space: at(own.starts, np.int32) for space, own in population.keys.items()},
+            {space: at(own.counts, np.int32) for space, own in population.keys.items()},
+        ),
+        count.max(axis=-1),
+    )
+
+
+def _narrow(column: np.ndarray) -> np.ndarray:
+    """64-bit columns as 32-bit ones, which is what devices compute with."""
+    narrow = {np.dtype(np.int64): np.int32, np.dtype(np.float64): np.float32}.get(column.dtype)
+    return column.astype(narrow) if narrow else np.asarray(column)
+
+
+def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
+    """The array with its first axis filled up, so that its shape stays the same from call to call."""
+    if len(array) == capacity:
+        return array
+    result = np.full((capacity, *array.shape[1:]), fill, array.dtype)
+    result[: len(array)] = array
+    return result
