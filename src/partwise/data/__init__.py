@@ -1,14 +1,16 @@
 """Federated data: many clients' examples as flat columns, in memory or memory-mapped."""
 
 from partwise.data.build import build_store, write_store
-from partwise.data.generate import PlantedRatings, open_planted, oracle, planted_ratings
+from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.holdout import by_client, by_example, by_order
+from partwise.data.planted import Truth, oracle
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 
 __all__ = [
     "ClientStore",
     "PlantedRatings",
+    "Truth",
     "build_store",
     "by_client",
     "by_example",

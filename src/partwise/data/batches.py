@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from partwise.data.checks import refuse
 from partwise.types import UserError
@@ -17,11 +16,11 @@ Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 def to_columns(batch: Batch, first_row: int = 0) -> dict[str, np.ndarray]:
     """Every column as an array [N] or [N, d]; dates become whole numbers in their own unit."""
+    if isinstance(batch, Mapping):
+        return {name: np.asarray(values) for name, values in batch.items()}
     if isinstance(batch, (pa.RecordBatch, pa.Table)):
         names = batch.schema.names
         return {name: _from_arrow(name, batch.column(k), first_row) for k, name in enumerate(names)}
-    if isinstance(batch, Mapping):
-        return {name: np.asarray(values) for name, values in batch.items()}
     raise UserError(
         f"a batch is a {type(batch).__name__}: give pyarrow RecordBatches, Tables or dicts of arrays"
     )

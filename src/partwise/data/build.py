@@ -65,7 +65,7 @@ def write_store(
     vocabularies: Mapping[str, np.ndarray] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> ClientStore:
-    """Write blocks `(client_ids, counts, columns)` of rows that are already grouped by client, in their order.
+    """Write blocks `(client_ids, counts, columns)` of rows already grouped by client, in their order.
 
     A client must lie within one block. Columns named in `vocabularies` hold keys into them.
     """

@@ -44,7 +44,7 @@ def clean_ids(name: str, values: Any, first_row: int = 0) -> np.ndarray:
         refuse(name, "missing values", np.array([value is None for value in array], bool), first_row)
         array = np.array(array.tolist()) if len(array) else array.astype(np.int64)
     if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
+        array = np.array([value.decode() for value in array.tolist()])
     if array.dtype.kind == "f":
         refuse(name, "missing or infinite ids", ~np.isfinite(array), first_row)
         refuse(name, "ids that are not whole numbers", array != np.floor(array), first_row, array)

@@ -1,4 +1,4 @@
-"""How a store lies on disk: a folder with `examples.arrow`, `clients.arrow`, `vocabularies.arrow`, `store.json`.
+"""A store's folder on disk: `examples.arrow`, `clients.arrow`, `vocabularies.arrow`, `store.json`.
 
 `examples.arrow` is one record batch, so every column comes back as one memory-mapped array without a copy.
 A folder is written beside its place and renamed at the end: it is whole or it is not there.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,86 +1,27 @@
-"""Ratings with a planted truth: rating = user . item + noise, real-valued, so the best reachable error is known.
+"""Ratings drawn from a planted truth, in memory or to disk a block of clients at a time.
 
-Factor 0 carries the mean (items near 3.5, users near 1), so a plain dot product of `rank` dimensions or more can
-represent the truth. Items are drawn by a Zipf law, examples per client by a log-normal one.
-Clients come in blocks with their own random streams: client k is the same however many clients there are.
+Ratings are neither rounded nor clipped, so their noise is known exactly. Items follow a Zipf law,
+examples per client a log-normal one. Every block of clients has its own random stream: client k is the same
+however many clients there are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from partwise.data.build import write_store
 from partwise.data.folder import Block
+from partwise.data.planted import BLOCK_CLIENTS, EXAMPLES, Planted, Truth, draw_users, plant, stream
 from partwise.data.ragged import offsets, owners, ranks
 from partwise.data.store import ClientStore, open_store
 from partwise.types import UserError
 
-BLOCK_CLIENTS = 1024
-MEAN, ITEM_BIAS, USER_BIAS, TASTE = 3.5, 0.4, 0.1, 0.7  # spreads of item 0, user 0 and the other user factors
 DRAW_ROUNDS = 6
 GUMBEL_ENTRIES = 1 << 22
-ITEMS, USERS, EXAMPLES = 0, 1, 2  # names of random streams
-
-
-@dataclasses.dataclass(frozen=True)
-class Planted:
-    """The arguments of `planted_ratings`; they and a client's id say everything about that client."""
-
-    num_clients: int
-    num_items: int
-    rank: int
-    noise: float
-    mean_examples: float
-    zipf: float
-    sigma: float
-    min_examples: int
-    seed: int
-
-    def __post_init__(self):
-        lowest = {
-            "num_clients": 1,
-            "num_items": 1,
-            "rank": 1,
-            "noise": 0,
-            "zipf": 0,
-            "sigma": 0,
-            "min_examples": 1,
-        }
-        for name, least in lowest.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"{name} is {getattr(self, name)}: give at least {least}")
-        if not self.min_examples <= self.mean_examples <= self.num_items:
-            raise UserError(
-                f"mean_examples is {self.mean_examples}: give a number from min_examples ({self.min_examples}) "
-                f"to num_items ({self.num_items}), because no client rates an item twice"
-            )
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Truth:
-    """What the ratings were drawn from: user ~ Normal(user_mean, user_scale), independent per factor."""
-
-    arguments: Planted
-    item_factors: np.ndarray  # [I, rank] float32
-    user_mean: np.ndarray  # [rank]
-    user_scale: np.ndarray  # [rank]
-
-    @property
-    def noise(self) -> float:
-        return self.arguments.noise
-
-    def user_factors(self, client_ids: np.ndarray) -> np.ndarray:
-        """The planted vectors of these clients, [C, rank] float32."""
-        blocks, members = np.divmod(np.asarray(client_ids, np.int64), BLOCK_CLIENTS)
-        vectors = {block: _users(self, block) for block in np.unique(blocks).tolist()}
-        return np.stack(
-            [vectors[block][member] for block, member in zip(blocks.tolist(), members, strict=True)]
-        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,11 +44,11 @@ def planted_ratings(
 ) -> PlantedRatings:
     """Generate clients in memory or, with `out`, into a folder on disk a block at a time.
 
-    `zipf`: the popularity of item i falls as (i + 1)^-zipf. `sigma`: the spread of the logarithm of examples per
-    client, whose mean is `mean_examples` before they are held between `min_examples` and `num_items`.
+    `zipf`: the popularity of item i falls as (i + 1)^-zipf. `sigma`: the spread of the logarithm of examples
+    per client; their mean is `mean_examples` before they are held between `min_examples` and `num_items`.
     """
     arguments = Planted(num_clients, num_items, rank, noise, mean_examples, zipf, sigma, min_examples, seed)
-    truth = _truth(arguments)
+    truth = plant(arguments)
     vocabularies = {"item": np.arange(num_items)}
     info = {"source": "planted ratings", "arguments": dataclasses.asdict(arguments)}
     if out is not None:
@@ -125,58 +66,7 @@ def open_planted(path: str | Path) -> PlantedRatings:
     store = open_store(path)
     if store.info.get("source") != "planted ratings":
         raise UserError(f"{path} was not written by planted_ratings: open it with open_store")
-    return PlantedRatings(store, _truth(Planted(**store.info["arguments"])))
-
-
-def oracle(
-    truth: Truth,
-    store: ClientStore,
-    support: Callable[[int], np.ndarray],
-    query: Callable[[int], np.ndarray],
-) -> dict[str, float]:
-    """The best reachable error: true item factors, and each user vector its posterior mean given the support rows.
-
-    `support` and `query` say which of a client's n rows are meant (indices or a mask). The root mean squared error
-    is pooled over all query rows.
-    """
-    squares, examples = 0.0, 0
-    for position in range(store.num_clients):
-        rows = store.examples(position)
-        factors, ratings = truth.item_factors[rows["item"]].astype(float), rows["rating"].astype(float)
-        known, asked = support(len(ratings)), query(len(ratings))
-        vector = _posterior_mean(truth, factors[known], ratings[known])
-        errors = factors[asked] @ vector - ratings[asked]
-        squares, examples = squares + float(errors @ errors), examples + len(errors)
-    if examples == 0:
-        raise UserError("no client has a query row: the oracle has nothing to be scored on")
-    return {"rmse": float(np.sqrt(squares / examples)), "noise": truth.noise}
-
-
-def _posterior_mean(truth: Truth, factors: np.ndarray, ratings: np.ndarray) -> np.ndarray:
-    """Ridge towards the planted mean with the planted spreads; the noise is held above 0 for the division."""
-    variance = max(truth.noise, 1e-4) ** 2
-    precision = np.diag(truth.user_scale**-2.0) + factors.T @ factors / variance
-    return truth.user_mean + np.linalg.solve(
-        precision, factors.T @ (ratings - factors @ truth.user_mean) / variance
-    )
-
-
-def _stream(arguments: Planted, purpose: int, block: int = 0) -> np.random.Generator:
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence([arguments.seed, purpose, block])))
-
-
-def _truth(arguments: Planted) -> Truth:
-    items = _stream(arguments, ITEMS).standard_normal((arguments.num_items, arguments.rank))
-    items[:, 0] = MEAN + ITEM_BIAS * items[:, 0]
-    items[:, 1:] /= np.sqrt(max(arguments.rank - 1, 1))
-    mean, scale = np.zeros(arguments.rank), np.full(arguments.rank, TASTE)
-    mean[0], scale[0] = 1.0, USER_BIAS
-    return Truth(arguments, items.astype(np.float32), mean, scale)
-
-
-def _users(truth: Truth, block: int) -> np.ndarray:
-    drawn = _stream(truth.arguments, USERS, block).standard_normal((BLOCK_CLIENTS, truth.arguments.rank))
-    return (truth.user_mean + truth.user_scale * drawn).astype(np.float32)
+    return PlantedRatings(store, plant(Planted(**store.info["arguments"])))
 
 
 def _blocks(truth: Truth) -> Iterator[Block]:
@@ -184,10 +74,10 @@ def _blocks(truth: Truth) -> Iterator[Block]:
     arguments = truth.arguments
     popularity = np.arange(1, arguments.num_items + 1, dtype=float) ** -arguments.zipf
     for block in range(-(-arguments.num_clients // BLOCK_CLIENTS)):
-        rng = _stream(arguments, EXAMPLES, block)
+        rng = stream(arguments, EXAMPLES, block)
         counts = _counts(rng, arguments)
         items = _distinct_items(rng, counts, popularity)
-        users = np.repeat(_users(truth, block), counts, axis=0)
+        users = np.repeat(draw_users(truth, block), counts, axis=0)
         ratings = np.einsum("nr,nr->n", users, truth.item_factors[items], dtype=float)
         ratings += arguments.noise * rng.standard_normal(len(items))
         client_ids = np.arange(block * BLOCK_CLIENTS, min((block + 1) * BLOCK_CLIENTS, arguments.num_clients))
@@ -205,8 +95,8 @@ def _counts(rng: np.random.Generator, arguments: Planted) -> np.ndarray:
 def _distinct_items(rng: np.random.Generator, counts: np.ndarray, popularity: np.ndarray) -> np.ndarray:
     """Weighted draws without replacement, packed by client and in random order, [sum of counts].
 
-    Draws with replacement whose repeats are dropped are draws without replacement. Clients that still lack items
-    after a few rounds get the rest by the largest of log-weight + Gumbel noise, which is the same law.
+    Draws with replacement whose repeats are dropped are draws without replacement. Clients that still lack
+    items after a few rounds get the rest by the largest log-weight + Gumbel noise, which is the same law.
     """
     cumulative = np.cumsum(popularity / popularity.sum())
     cumulative[-1] = 1.0

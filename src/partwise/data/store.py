@@ -60,7 +60,7 @@ class ClientStore:
     ) -> ClientStore:
         """Group rows, given in any order, by their client; each client's rows keep their order.
 
-        Clients are sorted by id. The columns named in `ids` become keys 0..K-1 in the order of the sorted ids.
+        Clients are sorted by id. Columns named in `ids` become keys 0..K-1 in the order of the sorted ids.
         """
         return group_rows(client, columns, tuple(ids), info or {})
 
@@ -94,7 +94,7 @@ class ClientStore:
             wanted = ids.dtype.type(client_id)
             found = np.flatnonzero(ids == wanted)
         except ValueError:  # a word, where the ids are numbers
-            wanted, found = ids[0], ()
+            wanted, found = ids[0], np.empty(0)
         if len(found):
             return int(found[0])
         ordered = np.sort(ids)
@@ -125,7 +125,7 @@ class ClientStore:
         return dataclasses.replace(self, columns=columns, vocabularies=vocabularies)
 
     def with_columns(self, **columns: Any) -> ClientStore:
-        """Derived columns, one value per row of a packed store, added or in place of those of the same name."""
+        """Derived columns, one value per row of a packed store; a name that exists is replaced."""
         if not self.packed():
             raise UserError("only a packed store can take new columns: call gather() first")
         _, cleaned = clean_columns(np.repeat(self.client_ids, self.counts), columns)

@@ -34,7 +34,7 @@ def read_table(
     out: str | Path | None = None,
     order_by: str | None = None,
 ) -> ClientStore:
-    """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into the folder `out`.
+    """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into folder `out`.
 
     Rows may be in any order. `columns` are those to keep (all, if not given); the ones in `ids` become keys.
     Dates become whole numbers in their own unit.
@@ -152,26 +152,21 @@ def _bad_cell(file: Path, names: list[str], ids: tuple[str, ...]) -> UserError |
     with _open_text(file) as text:
         reader = csv.reader(text, delimiter=DELIMITERS[_kind(file)])
         header = next(reader)
-        places = [(name, header.index(name)) for name in names]
-        for cells in reader:
-            if cells and len(cells) != len(header):
+        for cells in filter(None, reader):
+            where = f"{file}, line {reader.line_num}"
+            if len(cells) != len(header):
                 return UserError(
-                    f"{file}, line {reader.line_num}: {len(cells)} fields, expected {len(header)} ({', '.join(header)})"
+                    f"{where}: {len(cells)} fields, expected {len(header)} ({', '.join(header)})"
                 )
-            for name, place in places if cells else ():
-                if not _is_id(cells[place]) if name in ids else not _is_number(cells[place]):
-                    expected = (
-                        "an id" if name in ids else "a finite number (text can only be in a column of ids=)"
-                    )
+            for name in names:
+                cell = cells[header.index(name)]
+                if not (cell if name in ids else _is_number(cell)):
+                    expected = "an id" if name in ids else f"a finite number (or name it in ids=('{name}',))"
                     return UserError(
-                        f"{file}, line {reader.line_num}, column '{name}': {cells[place]!r}; expected {expected}. "
+                        f"{where}, column '{name}': {cell!r}; expected {expected}. "
                         "Mend or remove the line, or leave the column out with columns="
                     )
     return None
-
-
-def _is_id(cell: str) -> bool:
-    return cell != ""
 
 
 def _is_number(cell: str) -> bool:

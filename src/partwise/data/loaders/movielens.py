@@ -1,4 +1,4 @@
-"""MovieLens-1M and 100k: a client is a user; columns `item` (key), `rating` and `time` in the file's row order."""
+"""MovieLens-1M and 100k: a client is a user; columns `item` (key), `rating`, `time`, in the file's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from partwise.data.ragged import owners
-from partwise.data.store import ClientStore
+from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError, unknown
 
 
@@ -40,7 +40,7 @@ TYPES = {"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time":
 
 
 def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
-    """Read the ratings from the official zip, its unpacked folder, the ratings file, or a folder with one of them.
+    """Read the official zip, its unpacked folder, the ratings file, or a folder that holds one of them.
 
     Without a path, the environment variable PARTWISE_DATA says where to look.
     """
@@ -51,11 +51,11 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
     text, where, info = _read(source, release)
     table = _parse(text, release, where)
     _check_ratings(table, text, where)
-    store = ClientStore.from_arrays(table.pop("user"), ids=("item",), **table)
+    store = group_rows(table.pop("user"), table, ("item",), info)
     _check_pairs(store, text, release, where)
     counts = {"users": store.num_clients, "items": store.num_keys("item"), "ratings": store.num_examples}
     published = tuple(counts.values()) == (release.users, release.items, release.ratings)
-    return dataclasses.replace(store, info={**info, **counts, "published_counts": published})
+    return dataclasses.replace(store, info={**store.info, **counts, "published_counts": published})
 
 
 def _locate(path: str | Path | None, release: Release) -> Path:
@@ -81,7 +81,8 @@ def _locate(path: str | Path | None, release: Release) -> Path:
             return root / name
     held = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
     raise UserError(
-        f"{root} holds no {release.name}: looked for {', '.join(names)}, found {held}; download {download} into it"
+        f"{root} holds no {release.name}: looked for {', '.join(names)}, found {held}; "
+        f"download {download} into it"
     )
 
 
@@ -104,7 +105,7 @@ def _unzip(data: bytes, source: Path, release: Release) -> tuple[bytes, str]:
             member = next((name for name in names if Path(name).name == release.file), None)
             if member is None:
                 raise UserError(
-                    f"{source} holds no {release.file} (it holds: {', '.join(names[:12])}): is it {release.name}?"
+                    f"{source} holds no {release.file}, but {', '.join(names[:12])}: give {release.name}.zip"
                 )
             return archive.read(member), f"{source}/{member}"
     except (zipfile.BadZipFile, EOFError) as error:
@@ -160,7 +161,7 @@ def _find_bad_line(text: bytes, release: Release, where: str, reason: str) -> Us
         try:
             if len(fields) != 4:
                 raise ValueError
-            int(fields[0]), int(fields[1]), float(fields[2]), int(fields[3])
+            _ = int(fields[0]), int(fields[1]), float(fields[2]), int(fields[3])
         except ValueError:
             return _bad_line(where, number, line, _expected(release))
     return UserError(f"{where} cannot be read ({reason}): expected lines of {_expected(release)}")

@@ -1,0 +1,104 @@
+"""Evaluation of many clients at once: the compiled twin of one client's `evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from partwise.algorithms.base import Algorithm, Build
+from partwise.data.store import ClientStore
+from partwise.metrics import Sums, over_clients, over_examples, to_host
+from partwise.model.spec import Model
+from partwise.selection.slices import receive
+from partwise.simulation import stage
+from partwise.simulation.loop import round_rng
+from partwise.simulation.mesh import AXIS, everywhere, make_mesh
+from partwise.simulation.round import lane_client
+
+EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
+LANES = 32
+CLIENTS_PER_CALL = 8192
+
+
+class Evaluator:
+    """Evaluates a store's clients; keeps the data and the compiled program for the next time."""
+
+    def __init__(self, build: Build, rates: Mapping[str, float], store: ClientStore, *, seed: int = 0):
+        self.build, self.rates, self.store, self.seed = build, dict(rates), store, seed
+        self.algorithm: Algorithm = build(self.rates)
+        self.mesh = make_mesh()
+        self._programs: dict[Any, Any] = {}
+        self._staged: list[tuple[Any, stage.Plan, dict[str, int]]] = []
+
+    def sums(self, params: Mapping[str, Any]) -> dict[str, Sums]:
+        """Every metric of every client, as sums [clients], in the store's order."""
+        params = jax.device_put(dict(params), everywhere(self.mesh))
+        rng = round_rng(self.seed, EVALUATION_ROUND)
+        parts: dict[str, Sums] = {}
+        for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
+            shelf, plan, capacities = self._stage(first)
+            result = to_host(self._program(capacities)(params, shelf, plan, rng))
+            order = plan.slots.client[0]
+            for name, sums in result.items():
+                whole = parts.setdefault(name, Sums(*(np.zeros(self.store.num_clients) for _ in range(2))))
+                for target, values in zip(whole, sums, strict=True):
+                    target[first + order[order >= 0]] = values[order >= 0]
+        return parts
+
+    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics pooled over examples, and mean and percentiles over clients."""
+        return summarize(self.algorithm.model, self.sums(params))
+
+    def _stage(self, first: int) -> tuple[Any, stage.Plan, dict[str, int]]:
+        if self._staged and self.store.num_clients <= CLIENTS_PER_CALL:
+            return self._staged[0]
+        positions = np.arange(first, min(first + CLIENTS_PER_CALL, self.store.num_clients))
+        population = stage.populate(self.store.gather(positions), self.algorithm.partition)
+        lanes = min(LANES, -(-len(positions) // self.mesh.size))
+        plan = stage.plan(population, np.arange(len(positions))[None], self.mesh.size, lanes)
+        shelf = jax.device_put(stage.shelve(population), everywhere(self.mesh))
+        self._staged = [(shelf, plan, population.capacities())]
+        return self._staged[0]
+
+    def _program(self, capacities: dict[str, int]) -> Any:
+        key = tuple(sorted(capacities.items()))
+        if key not in self._programs:
+            self._programs[key] = _compile(self.build, self.rates, self.mesh, capacities)
+        return self._programs[key]
+
+
+def _compile(build: Build, rates: Mapping[str, float], mesh: Any, capacities: Mapping[str, int]) -> Any:
+    def on_device(params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array) -> Any:
+        algorithm = build(rates)
+        received = receive(algorithm.partition, params)
+        plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
+
+        def chunk(carry: None, share: stage.Plan) -> tuple[None, Any]:
+            lane = lambda slot: algorithm.evaluate(
+                lane_client(algorithm, received, shelf, slot, share.longest, rng, capacities)
+            )
+            return carry, jax.vmap(lane)(share.slots)
+
+        _, sums = jax.lax.scan(chunk, None, plan)
+        return jax.tree_util.tree_map(lambda x: x[None], sums)
+
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def summarize(model: Model, sums: Mapping[str, Sums]) -> dict[str, Any]:
+    """What is told of an evaluation."""
+    finish = {name: metric.finish for name, metric in model.metrics.items()}
+    held = next(iter(sums.values())).weight > 0
+    return {
+        **over_examples(sums, finish),
+        "clients": int(held.sum()),
+        "clients_without_examples": int((~held).sum()),
+        "over_clients": over_clients(sums, finish),
+    }

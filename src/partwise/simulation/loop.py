@@ -1,0 +1,242 @@
+"""Rounds on this machine's devices: cohorts are staged, run in compiled calls, and told as records.
+
+What a run is depends on its seed alone: the cohort on (seed, round), a client's randomness on (seed, round,
+client id). Lanes, devices and calls only change the order of additions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise import server, tree
+from partwise.algorithms.base import Algorithm, Build, init_params
+from partwise.data.cohort import Cohort, Recruiting, recruit
+from partwise.data.store import ClientStore
+from partwise.metrics import to_host
+from partwise.server import ServerState
+from partwise.simulation import stage
+from partwise.simulation.mesh import everywhere, make_mesh
+from partwise.simulation.round import Outcome, compile_rounds
+from partwise.types import UserError
+
+INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
+RESIDENT_BYTES = 1 << 30  # populations up to this size stay on the devices
+LANES = 10
+
+
+class Record(NamedTuple):
+    """One round, for people and for `metrics.jsonl`."""
+
+    round: int  # counted from 1
+    seconds: float
+    clients: int  # whose updates were used
+    examples: int  # that the cohort holds
+    loss: float  # mean over the batches that clients trained on
+    bytes_down: int
+    bytes_up: int
+    empty: int  # clients with no query example
+    dropped: int
+    too_small: int
+    broken: tuple[Any, ...]  # ids of clients whose update was not finite
+
+
+class _Call(NamedTuple):
+    """One compiled call, staged."""
+
+    first: int
+    cohorts: list[Cohort]
+    population: stage.Population
+    shelf: Any
+    plan: stage.Plan
+    tables: Mapping[str, np.ndarray]  # space -> table rows at hand; empty: all of them
+    rngs: Any
+
+
+class Simulation:
+    """A population, an algorithm and its state on this machine's devices."""
+
+    def __init__(
+        self,
+        build: Build,
+        rates: Mapping[str, float],
+        store: ClientStore,
+        recruiting: Recruiting,
+        *,
+        seed: int = 0,
+        lanes: int | None = None,
+        num_devices: int | None = None,
+    ):
+        self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
+        self.algorithm: Algorithm = build(dict(rates))
+        self.partition = self.algorithm.partition
+        self.store, self.seed = store, seed
+        self.recruiting = recruiting.check(store.num_clients)
+        self.mesh = make_mesh(num_devices)
+        self.lanes = lanes or min(LANES, max(1, recruiting.size // self.mesh.size))
+        self.round = 0
+        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
+        self._population, self._shelf = self._settle()
+        self._capacity: dict[str, int] = {}
+        self._rounds = compile_rounds(build, self.mesh, self._key_capacities())
+        self._take = jax.jit(self._take_rows)
+        self._put = jax.jit(self._put_rows, donate_argnums=(0,))
+
+    # Where the data lives
+
+    def _settle(self) -> tuple[stage.Population | None, Any]:
+        """Keep the population on the devices, if it is small and its tables are."""
+        size = sum(column.itemsize * column[:1].size for column in self.store.columns.values())
+        self.resident = size * self.store.num_examples <= RESIDENT_BYTES and self._whole_tables()
+        if not self.resident:
+            return None, None
+        population = stage.populate(self.store, self.partition)
+        return population, jax.device_put(stage.shelve(population), everywhere(self.mesh))
+
+    def _whole_tables(self) -> bool:
+        """Whether a round works on whole tables: they are small, or the optimizer must see every row."""
+        if not self.algorithm.optimizer.row_sparse:
+            return True
+        mean = self.store.num_examples / max(self.store.num_clients, 1)
+        return all(
+            self.partition.num_keys(space) <= 4 * self.recruiting.size * mean * len(self.partition.columns[space])
+            for space in self.partition.spaces
+        )
+
+    def _key_capacities(self) -> dict[str, int]:
+        if self._population is not None:
+            return self._population.capacities()
+        longest = int(self.store.counts.max(initial=1))
+        result = {}
+        for space in self.partition.spaces:
+            values = sum(int(np.prod(self.store.columns[n].shape[1:])) for n in self.partition.columns[space])
+            result[space] = min(longest * values, self.partition.num_keys(space))
+        return result
+
+    # Running
+
+    def run(self, num_rounds: int, rounds_per_call: int = 25) -> Iterator[list[Record]]:
+        """Run that many rounds; yields the records of every compiled call, with `state` and `round` up to date.
+
+        Calls end at multiples of `rounds_per_call`, wherever a run starts or is resumed.
+        """
+        if not self.resident and not self._whole_tables():
+            rounds_per_call = 1
+        bounds, first, last = [], self.round, self.round + num_rounds
+        while first < last:
+            end = min((first // rounds_per_call + 1) * rounds_per_call, last)
+            bounds.append((first, end))
+            first = end
+        if self.resident:
+            self.state = jax.device_put(self.state, everywhere(self.mesh))
+        with ThreadPoolExecutor(1) as ahead:  # stages the next call while the devices work on this one
+            staged = ahead.submit(self._stage, *bounds[0]) if bounds else None
+            for number in range(len(bounds)):
+                call = staged.result()  # pyright: ignore[reportOptionalMemberAccess]
+                if number + 1 < len(bounds):
+                    staged = ahead.submit(self._stage, *bounds[number + 1])
+                yield self._execute(call, bounds[number][1])
+
+    def _stage(self, first: int, end: int) -> _Call:
+        cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
+        chosen = np.full((len(cohorts), self.recruiting.size), -1)
+        for row, cohort in zip(chosen, cohorts, strict=True):
+            row[: len(cohort.clients)] = cohort.clients
+        population, shelf, tables = self._population, self._shelf, {}
+        if population is None:
+            here, positions = np.unique(chosen[chosen >= 0], return_inverse=True)
+            chosen[chosen >= 0] = positions
+            population = stage.populate(self.store.gather(here), self.partition)
+            tables = {} if self._whole_tables() else stage.rows_needed(population)
+            shelf = self._padded(stage.shelve(population, tables))
+        plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
+        rngs = jnp.stack([round_rng(self.seed, t) for t in range(first, end)])
+        return _Call(first, cohorts, population, shelf, plan, tables, rngs)
+
+    def _execute(self, call: _Call, end: int) -> list[Record]:
+        began = time.perf_counter()
+        if call.tables:
+            rows = {s: self._pad(f"rows {s}", r, self.partition.num_keys(s)) for s, r in call.tables.items()}
+            part = jax.device_put(self._take(self.state, rows), everywhere(self.mesh))
+            part, outcome = self._rounds(self.rates, part, call.shelf, call.plan, call.rngs)
+            self.state = self._put(self.state, rows, jax.device_put(part, jax.devices()[0]))
+        else:
+            self.state, outcome = self._rounds(self.rates, self.state, call.shelf, call.plan, call.rngs)
+        outcome = to_host(outcome)
+        seconds = (time.perf_counter() - began) / len(call.cohorts)
+        self.round = end
+        records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
+        for i, record in enumerate(records):
+            if not outcome.finite[i]:
+                raise self._diverged(record, call.cohorts[i])
+        return records
+
+    def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
+        slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
+        real, broken = slots.client >= 0, outcome.broken[i]
+        rows = sum(
+            slots.key_count[space].sum() * tree.num_bytes(self.state.params[path].shape[1:], np.float32)
+            for space, paths in self.partition.spaces.items()
+            for path in paths
+        )
+        fixed = {path: leaf.nbytes for path, leaf in self.state.params.items() if path not in self.partition.of("keyed")}
+        frozen = sum(fixed[path] for path in self.partition.of("frozen"))
+        down = int(real.sum() * sum(fixed.values()) + rows)
+        loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")
+        return Record(
+            round=call.first + i + 1,
+            seconds=seconds,
+            clients=int(outcome.clients[i]),
+            examples=int(slots.count.sum()),
+            loss=float(loss),
+            bytes_down=down,
+            bytes_up=int(down - real.sum() * frozen),
+            empty=int((real & (outcome.weights[i] == 0) & ~broken).sum()),
+            dropped=call.cohorts[i].dropped,
+            too_small=call.cohorts[i].too_small,
+            broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
+        )
+
+    def _diverged(self, record: Record, cohort: Cohort) -> UserError:
+        names = self.store.client_ids[cohort.clients].tolist()
+        shown = ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+        return UserError(
+            f"the server's parameters are no longer finite after round {record.round} (clients {shown}; mean loss "
+            f"{record.loss:.4g}). Lower the server's or the clients' learning rate, or run --backend plain to look "
+            f"at single clients."
+        )
+
+    # Staged calls
+
+    def _padded(self, shelf: stage.Shelf) -> stage.Shelf:
+        fill = lambda group, arrays: {n: self._pad(f"{group} {n}", a) for n, a in arrays.items()}
+        return stage.Shelf(
+            fill("column", shelf.columns), fill("position", shelf.positions), fill("key", shelf.keys)
+        )
+
+    def _pad(self, name: str, array: np.ndarray, fill: int = 0) -> np.ndarray:
+        """Filled up to a capacity that only grows, by a quarter at a time, so that programs are reused."""
+        capacity = self._capacity.get(name, 0)
+        if len(array) > capacity:
+            self._capacity[name] = capacity = int(len(array) * 1.25) + 16
+        return stage.pad(array, capacity, fill)
+
+    def _take_rows(self, state: ServerState, rows: Mapping[str, Any]) -> ServerState:
+        take = lambda leaf, space: leaf.at[rows[space]].get(mode="fill", fill_value=0)
+        return server.map_tables(self.partition, self.algorithm.optimizer, take, state)
+
+    def _put_rows(self, state: ServerState, rows: Mapping[str, Any], part: ServerState) -> ServerState:
+        put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop")
+        return server.map_tables(self.partition, self.algorithm.optimizer, put, state, part)
+
+
+def round_rng(seed: int, round_number: int) -> jax.Array:
+    """The randomness of a round; a client folds its own number into it."""
+    return jax.random.fold_in(jax.random.key(seed), round_number)
