@@ -29,7 +29,9 @@ def add_sums(a: Sums, b: Sums) -> Sums:
     return Sums(a.value + b.value, a.weight + b.weight)
 
 
-def over_examples(sums: Mapping[str, Sums], finish: Mapping[str, Callable[[float], float]]) -> dict[str, float]:
+def over_examples(
+    sums: Mapping[str, Sums], finish: Mapping[str, Callable[[float], float]]
+) -> dict[str, float]:
     """Every metric pooled over all examples (a client's sums may have a leading client axis).
 
     NaN where there were no examples.

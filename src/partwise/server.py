@@ -95,13 +95,18 @@ def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array]
     return ServerState({**state.params, **kept[0]}, kept[1])
 
 
-def map_tables(partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any):
+def map_tables(
+    partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any
+):
     """Apply `function(leaf, space, *leaves of others)` to keyed leaves and to their optimizer state alike."""
     keyed = partition.of("keyed")
     spaces = {
-        path: partition.roles[path].space if path in keyed else "" for path in trainable(partition, state.params)
+        path: partition.roles[path].space if path in keyed else ""
+        for path in trainable(partition, state.params)
     }
-    on_leaf = lambda leaf, space, *rest: function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
+    on_leaf = lambda leaf, space, *rest: (
+        function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
+    )
     params = {
         path: on_leaf(leaf, spaces.get(path, ""), *(other.params[path] for other in others))
         for path, leaf in state.params.items()

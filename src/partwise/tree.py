@@ -17,7 +17,7 @@ def flatten(tree: Params) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def unflatten(treedef: jax.tree_util.PyTreeDef, paths: tuple[str, ...], flat: Mapping[str, Any]) -> Params:
+def unflatten(treedef: Any, paths: tuple[str, ...], flat: Mapping[str, Any]) -> Params:
     """The exact inverse of `flatten` for a tree of that structure."""
     return jax.tree_util.tree_unflatten(treedef, [flat[path] for path in paths])
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from partwise.data import ClientStore, by_client, by_example, by_order
 from partwise.types import UserError
 
-shares = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any).map(lambda w: [x / sum(w) for x in w])
+shares = (
+    st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any).map(lambda w: [x / sum(w) for x in w])
+)
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=12)
 
 
@@ -77,6 +79,11 @@ def test_by_example_depends_on_the_seed():
 def test_fractions_must_add_up(cut, fractions):
     with pytest.raises(UserError, match=r"fractions are \(.*add up to 1"):
         cut(make([3, 4]), fractions)
+
+
+def test_seeds_are_not_negative():
+    with pytest.raises(UserError, match="seed is -1: give a whole number from 0 on"):
+        by_client(make([3]), seed=-1)
 
 
 def test_order_needs_its_column():

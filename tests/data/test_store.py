@@ -20,13 +20,16 @@ rows = st.lists(
 def make(table) -> ClientStore:
     client, item, time = (np.array(column) for column in zip(*table, strict=True))
     pairs = np.stack([item, time], axis=1).astype(np.float32)
-    return ClientStore.from_arrays(client, ids=("item",), item=item, time=time, row=np.arange(len(time)), pair=pairs)
+    return ClientStore.from_arrays(
+        client, ids=("item",), item=item, time=time, row=np.arange(len(time)), pair=pairs
+    )
 
 
 def twin(store: ClientStore) -> list[dict[str, list]]:
     """The slow twin: every client's rows as lists."""
     return [
-        {name: values.tolist() for name, values in store.examples(k).items()} for k in range(store.num_clients)
+        {name: values.tolist() for name, values in store.examples(k).items()}
+        for k in range(store.num_clients)
     ]
 
 
@@ -175,6 +178,8 @@ def test_find_by_number_or_text(small):
         numbers.find(21)
     with pytest.raises(UserError, match=r"no client 'anna' among the 3"):
         numbers.find("anna")
+    with pytest.raises(UserError, match=r"no client 30 among the 0 \(there are none\)"):
+        numbers.take([]).find(30)
     with pytest.raises(UserError, match=r"no client 'd' among the 3 \(known: a, b, c\)"):
         small.find("d")
 
@@ -230,7 +235,7 @@ def test_bad_requests_are_refused(small, act, message):
 
 
 def test_damaged_and_foreign_folders_are_named(small, tmp_path):
-    with pytest.raises(UserError, match="no store at .*nowhere"):
+    with pytest.raises(UserError, match=r"no store at .*nowhere"):
         open_store(tmp_path / "nowhere")
     (tmp_path / "photo.jpg").write_text("x")
     with pytest.raises(UserError, match=r"not a partwise store: it has no store.json .photo.jpg"):
@@ -245,10 +250,10 @@ def test_damaged_and_foreign_folders_are_named(small, tmp_path):
         shutil.copytree(tmp_path / "store", damaged)
         content = (damaged / name).read_bytes()
         (damaged / name).write_bytes(content[: len(content) // 2])
-        with pytest.raises(UserError, match="is damaged .*build it again"):
+        with pytest.raises(UserError, match=r"is damaged .*build it again"):
             open_store(damaged)
         (damaged / name).unlink()
-        with pytest.raises(UserError, match="is damaged .*build it again"):
+        with pytest.raises(UserError, match=r"is damaged .*build it again"):
             open_store(damaged)
 
 
@@ -267,7 +272,7 @@ def test_store_json_must_fit(small, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         open_store(tmp_path / "store")
     file.write_text(file.read_text()[:20])
-    with pytest.raises(UserError, match="store.json cannot be read"):
+    with pytest.raises(UserError, match=r"store.json cannot be read"):
         open_store(tmp_path / "store")
 
 

@@ -7,7 +7,7 @@ cohort can be summed in any order, in chunks, over devices, over a network, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def zero_total(server: Mapping[str, jax.Array], trainable: tuple[str, ...]) -> T
 
 
 def add_report(
-    partition: Partition, total: Total, report: Report, weight: jax.Array, rows: Mapping[str, jax.Array]
+    partition: Partition, total: Total, report: Report, weight: jax.Array, rows: Mapping[str, Any]
 ) -> Total:
     """Add one client's report; `rows[space]` are the table rows of its keys (out of range: padding)."""
     update = {}

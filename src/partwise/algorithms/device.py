@@ -57,7 +57,11 @@ class Device:
         update = {}
         for path, change in report.update.items():
             role = self.algorithm.partition.roles.get(path)
-            keep = len(choose_keys(self.algorithm.partition, examples)[role.space]) if role and role.space else None
+            keep = (
+                len(choose_keys(self.algorithm.partition, examples)[role.space])
+                if role and role.space
+                else None
+            )
             update[path] = np.asarray(change)[:keep]
         return to_bytes(update, {"weight": float(report.weight), "loss": [float(x) for x in report.loss]})
 
@@ -88,7 +92,15 @@ class Device:
         }
         rng = jnp.asarray(header["rng"], jnp.uint32)
         counts = {space: len(own.keys) for space, own in keys.items()}
-        return tables, columns, positions, counts, examples.num_examples, client_numbers(examples.client_ids)[0], rng
+        return (
+            tables,
+            columns,
+            positions,
+            counts,
+            examples.num_examples,
+            client_numbers(examples.client_ids)[0],
+            rng,
+        )
 
     def _client(self, tables, columns, positions, key_counts, count, number, rng) -> Client:
         partition = self.algorithm.partition
@@ -116,7 +128,7 @@ class Device:
 def read_report(data: bytes) -> Report:
     """The server's reading of what a client returned."""
     update, header = from_bytes(data)
-    return Report(update, jnp.asarray(header["weight"]), Sums(*map(jnp.asarray, header["loss"])))
+    return Report({path: jnp.asarray(change) for path, change in update.items()}, jnp.asarray(header["weight"]), Sums(*map(jnp.asarray, header["loss"])))
 
 
 def _padded(array: np.ndarray) -> np.ndarray:

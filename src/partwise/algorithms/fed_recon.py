@@ -8,11 +8,12 @@ from partwise.aggregation.mean import Aggregator, weighted
 from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm, change
 from partwise.client.evaluate import evaluate
+from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct
 from partwise.client.split import Split
 from partwise.client.state import Client, Progress, begin, with_deltas
 from partwise.client.update import Update
-from partwise.metrics import Sums
+from partwise.metrics import Sums, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.server import Optimizer
@@ -40,14 +41,13 @@ def fed_recon(
     evaluated = evaluation_split or split
 
     def client_update(client: Client) -> Report:
-        progress = begin(client)
+        trained = Trained(begin(client), zero_sums())
         for number in range(passes):
             here = _phase(client, 2 * number)
-            progress = reconstruct(here, progress, split.support)  # l_i <- R(D_s, L, g)
+            progress = reconstruct(here, trained.progress, split.support)  # l_i <- R(D_s, L, g)
             trained = update(_phase(client, 2 * number + 1), progress, split.query)  # g_i <- U(D_q, l_i, g)
-            progress = trained.progress
-        weight = _weight(client, split)  # n_i <- |D_q|
-        return Report(change(client, with_deltas(client, progress)), weight, trained.loss)
+        weight = split.query.count(client.examples.count) * 1.0  # n_i <- |D_q|
+        return Report(change(client, with_deltas(client, trained.progress)), weight, trained.loss)
 
     def personalize(client: Client) -> Progress:
         return reconstruct(_phase(client, 0), begin(client), evaluated.support)
@@ -63,7 +63,3 @@ def fed_recon(
 def _phase(client: Client, number: int) -> Client:
     """The client with randomness of its own for this phase of the round."""
     return client._replace(rng=jax.random.fold_in(client.rng, number))
-
-
-def _weight(client: Client, split: Split) -> jax.Array:
-    return split.query.count(client.examples.count) * 1.0

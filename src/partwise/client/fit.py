@@ -53,7 +53,7 @@ def fit(
     """Train the named groups on a subset of the client's examples."""
     if "keyed" in groups:
         progress = with_deltas(client, progress)
-    move = _sgd(optimizer) if isinstance(optimizer, float | int | jax.Array) else _optax(optimizer)
+    move = _optax(optimizer) if isinstance(optimizer, optax.GradientTransformation) else _sgd(optimizer)
     start = (progress, move.init(get_parts(progress, groups)), zero_sums())
 
     def step(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
@@ -88,7 +88,9 @@ def _sgd(rate: float | jax.Array) -> _Move:
     def step(client, now, gradients, state, need, active, groups):
         change = jax.tree_util.tree_map(lambda g: -rate * g, gradients)
         dense = tuple(group for group in groups if group != "keyed")
-        moved = optax.apply_updates(get_parts(now, dense), {group: change[group] for group in dense})
+        moved: dict[str, Any] = jax.tree_util.tree_map(
+            jnp.add, get_parts(now, dense), {group: change[group] for group in dense}
+        )
         if "keyed" in groups:
             moved["keyed"] = slices.scatter(client.partition, now.deltas, change["keyed"], need)
         return put_parts(now, moved), state

@@ -82,13 +82,20 @@ def anchor(client: Client, progress: Progress) -> Progress:
 
 
 def batch_loss(
-    client: Client, progress: Progress, rows: Mapping[str, jax.Array], batch: dict, mask: jax.Array, rng: jax.Array
+    client: Client,
+    progress: Progress,
+    rows: Mapping[str, jax.Array],
+    batch: dict,
+    mask: jax.Array,
+    rng: jax.Array,
 ) -> tuple[jax.Array, Sums]:
     """Mean loss of the real examples of one batch (0 if there are none), and its sums.
 
     `rows` are the keyed leaves that the batch's ids point into.
     """
-    params = client.partition.merge({**client.received.frozen, **progress.shared, **rows}, local_values(client, progress))
+    params = client.partition.merge(
+        {**client.received.frozen, **progress.shared, **rows}, local_values(client, progress)
+    )
     values = client.model.loss(client.model.predict(params, batch, rng), batch)
     total = jnp.sum(jnp.where(mask, values, 0))
     weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
@@ -101,7 +108,9 @@ def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
     values = dict(progress.local)
     for path in values:
         if DEFAULT + path in progress.shared:
-            values[path] = values[path] + progress.shared[DEFAULT + path] - client.received.shared[DEFAULT + path]
+            values[path] = (
+                values[path] + progress.shared[DEFAULT + path] - client.received.shared[DEFAULT + path]
+            )
     return values
 
 

@@ -7,6 +7,7 @@ counting sort. Rows already grouped by client (`write_store`) go straight throug
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from partwise.data.store import ClientStore, open_store
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20
-CLIENT = ""  # the client column's name in the spool, which no user's column has
+CLIENT = "\0client"  # the client column's name in the spool, which no user's column has
 
 
 def build_store(
@@ -35,7 +36,8 @@ def build_store(
 ) -> ClientStore:
     """The store that `ClientStore.from_arrays` would make of all rows, written to the new folder `path`.
 
-    Memory: a batch, and the distinct clients and ids. Disk: twice the rows while it works.
+    Memory: a batch, and the distinct clients and ids; beyond that only pages of the file that the system can
+    take back. Disk: twice the rows while it works.
     """
     with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
         keys = {name: Keys() for name in (CLIENT, *ids)}
@@ -131,20 +133,20 @@ def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
 
 def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndarray]) -> np.ndarray:
     """Put every row where its client's next row belongs; return the rows of each client."""
-    spooled = {name: spool.read(name) for name in spool.layouts}
-    chunks = [slice(first, first + ROWS_AT_ONCE) for first in range(0, spool.num_rows, ROWS_AT_ONCE)]
+    ends = [min(first + ROWS_AT_ONCE, spool.num_rows) for first in range(0, spool.num_rows, ROWS_AT_ONCE)]
+    chunks = list(itertools.pairwise([0, *ends]))
     counts = np.zeros(len(keys[CLIENT].ranks), np.int64)
     for chunk in chunks:
-        counts += np.bincount(keys[CLIENT].ranks[spooled[CLIENT][chunk]], minlength=len(counts))
+        counts += np.bincount(keys[CLIENT].ranks[spool.read(CLIENT, *chunk)], minlength=len(counts))
     following = offsets(counts)
     for chunk in chunks:
-        owner = keys[CLIENT].ranks[spooled[CLIENT][chunk]]
+        owner = keys[CLIENT].ranks[spool.read(CLIENT, *chunk)]
         order = np.argsort(owner, kind="stable")
         present, first, times = np.unique(owner[order], return_index=True, return_counts=True)
         rows = np.repeat(following[present] - first, times) + np.arange(len(order))
         following[present] += times
         for name, target in targets.items():
-            values = spooled[name][chunk][order]
+            values = spool.read(name, *chunk)[order]
             target[rows] = keys[name].ranks[values] if name in keys else values
     return counts
 

@@ -22,6 +22,8 @@ def by_client(
 ) -> tuple[ClientStore, ...]:
     """Whole clients, shuffled by `numpy.random.default_rng(seed)`: the later parts hold unseen clients."""
     cuts = _cuts(np.array(store.num_clients), fractions)
+    if seed < 0:
+        raise UserError(f"seed is {seed}: give a whole number from 0 on")
     positions = np.random.default_rng(seed).permutation(store.num_clients)
     return tuple(store.take(positions[first:last]) for first, last in itertools.pairwise(cuts))
 

@@ -34,18 +34,11 @@ class Planted:
     seed: int
 
     def __post_init__(self):
-        lowest = {
-            "num_clients": 1,
-            "num_items": 1,
-            "rank": 1,
-            "noise": 0,
-            "zipf": 0,
-            "sigma": 0,
-            "min_examples": 1,
-        }
-        for name, least in lowest.items():
-            if not getattr(self, name) >= least:
-                raise UserError(f"{name} is {getattr(self, name)}: give at least {least}")
+        counts = {"num_clients", "num_items", "rank", "min_examples"}
+        for name, value in dataclasses.asdict(self).items():
+            least = 1 if name in counts else 0
+            if not least <= value < np.inf:
+                raise UserError(f"{name} is {value}: give at least {least}")
         if not self.min_examples <= self.mean_examples <= self.num_items:
             raise UserError(
                 f"mean_examples is {self.mean_examples}: give at least min_examples ({self.min_examples}) "

@@ -53,10 +53,12 @@ class Spool:
         for file in self._files.values():
             file.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """The whole column as a read-only memory map."""
-        layout = self.layouts[name]
-        return np.memmap(self._flushed(name), layout.dtype, "r", shape=(self.num_rows, *layout.shape))
+    def read(self, name: str, first: int, last: int) -> np.ndarray:
+        """These rows of a column."""
+        dtype, shape = self.layouts[name]
+        width = int(np.prod(shape, dtype=np.int64))
+        place, count = first * width * dtype.itemsize, (last - first) * width
+        return np.fromfile(self._flushed(name), dtype, count, offset=place).reshape(-1, *shape)
 
     def copy(self, name: str, path: Path, place: int) -> None:
         """Write the whole column into an existing file from byte `place` on, without holding it in memory."""

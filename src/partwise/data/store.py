@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -89,16 +90,12 @@ class ClientStore:
 
     def find(self, client_id: int | str) -> int:
         """The position of the client with this id of the source."""
-        ids = self.client_ids
-        try:
-            wanted = ids.dtype.type(client_id)
-            found = np.flatnonzero(ids == wanted)
-        except ValueError:  # a word, where the ids are numbers
-            wanted, found = ids[0], np.empty(0)
-        if len(found):
-            return int(found[0])
-        ordered = np.sort(ids)
-        place = int(np.searchsorted(ordered, wanted))
+        place, ordered = 0, np.sort(self.client_ids)
+        with contextlib.suppress(ValueError):  # a word, where the ids are numbers
+            wanted = ordered.dtype.type(client_id)
+            place = int(np.searchsorted(ordered, wanted))
+            if place < len(ordered) and ordered[place] == wanted:
+                return int(np.flatnonzero(self.client_ids == wanted)[0])
         near = nearest(str(client_id), ordered[max(place - 100, 0) : place + 100].tolist())
         raise UserError(f"there is no client {client_id!r} among the {self.num_clients} ({near})")
 

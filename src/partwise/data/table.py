@@ -36,15 +36,15 @@ def read_table(
 ) -> ClientStore:
     """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into folder `out`.
 
-    Rows may be in any order. `columns` are those to keep (all, if not given); the ones in `ids` become keys.
+    Rows may be in any order. `columns` are those to keep (all, if not given); those in `ids` become keys.
     Dates become whole numbers in their own unit.
     """
     path = Path(path)
     files = _files(path)
     names = _names(files[0])
     kept = [name for name in (columns if columns is not None else names) if name != client]
-    kept += [name for name in ids if name not in kept]
-    check_known([client, *kept, *([order_by] if order_by else [])], names)
+    kept += [name for name in (*ids, order_by) if name and name not in kept]
+    check_known([client, *kept], names)
     read = _read_csv if _kind(files[0]) in DELIMITERS else _read_parquet
     batches = (batch for file in files for batch in _checked(read, file, client, kept, tuple(ids)))
     info = {"source": str(path)}

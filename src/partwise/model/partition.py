@@ -199,7 +199,9 @@ def _role(path: str, rules: Mapping[str, Role]) -> Role:
         )
     role = rules[matching[0]] if matching else shared()
     if not isinstance(role, Role):
-        raise UserError(f"the rule '{matching[0]}' gives {role!r}, not a role such as shared() or keyed('item')")
+        raise UserError(
+            f"the rule '{matching[0]}' gives {role!r}, not a role such as shared() or keyed('item')"
+        )
     return role
 
 
@@ -208,7 +210,9 @@ def _check_spaces(result: Partition) -> None:
         for path in paths:
             shape, axis = result.shapes[path].shape, result.roles[path].axis
             if not -len(shape) <= axis < len(shape):
-                raise UserError(f"'{path}' has shape {shape} and no axis {axis} to cut by key space '{space}'")
+                raise UserError(
+                    f"'{path}' has shape {shape} and no axis {axis} to cut by key space '{space}'"
+                )
         lengths = {path: result.shapes[path].shape[result.roles[path].axis] for path in paths}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{path}: {length}" for path, length in lengths.items())

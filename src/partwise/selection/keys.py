@@ -42,7 +42,9 @@ def own_keys(store: ClientStore, partition: Partition) -> tuple[dict[str, OwnKey
         starts = np.cumsum(counts) - counts
         keys[space] = OwnKeys((unique % num_keys).astype(np.int32), starts, counts)
         position = (inverse - starts[owner[inverse]]).astype(np.int32)
-        for name, part, column in zip(names, np.split(position, np.cumsum([c.size for c in columns])[:-1]), columns, strict=True):
+        for name, part, column in zip(
+            names, np.split(position, np.cumsum([c.size for c in columns])[:-1]), columns, strict=True
+        ):
             positions[name] = part.reshape(column.shape)
     return keys, positions
 

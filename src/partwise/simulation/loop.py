@@ -56,7 +56,6 @@ class _Call(NamedTuple):
     shelf: Any
     plan: stage.Plan
     tables: Mapping[str, np.ndarray]  # space -> table rows at hand; empty: all of them
-    rngs: Any
 
 
 class Simulation:
@@ -72,6 +71,7 @@ class Simulation:
         seed: int = 0,
         lanes: int | None = None,
         num_devices: int | None = None,
+        rounds_per_call: int = 25,
     ):
         self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         self.algorithm: Algorithm = build(dict(rates))
@@ -84,6 +84,7 @@ class Simulation:
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
         self._population, self._shelf = self._settle()
+        self.rounds_per_call = rounds_per_call if self._whole_tables() else 1
         self._capacity: dict[str, int] = {}
         self._rounds = compile_rounds(build, self.mesh, self._key_capacities())
         self._take = jax.jit(self._take_rows)
@@ -106,7 +107,8 @@ class Simulation:
             return True
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         return all(
-            self.partition.num_keys(space) <= 4 * self.recruiting.size * mean * len(self.partition.columns[space])
+            self.partition.num_keys(space)
+            <= 4 * self.recruiting.size * mean * len(self.partition.columns[space])
             for space in self.partition.spaces
         )
 
@@ -122,18 +124,10 @@ class Simulation:
 
     # Running
 
-    def run(self, num_rounds: int, rounds_per_call: int = 25) -> Iterator[list[Record]]:
-        """Run that many rounds; yields the records of every compiled call, with `state` and `round` up to date.
-
-        Calls end at multiples of `rounds_per_call`, wherever a run starts or is resumed.
-        """
-        if not self.resident and not self._whole_tables():
-            rounds_per_call = 1
-        bounds, first, last = [], self.round, self.round + num_rounds
-        while first < last:
-            end = min((first // rounds_per_call + 1) * rounds_per_call, last)
-            bounds.append((first, end))
-            first = end
+    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+        """Run that many rounds; yields the records of every compiled call, with `state` and `round` up to date."""
+        starts = range(self.round, self.round + num_rounds, self.rounds_per_call)
+        bounds = [(first, min(first + self.rounds_per_call, starts.stop)) for first in starts]
         if self.resident:
             self.state = jax.device_put(self.state, everywhere(self.mesh))
         with ThreadPoolExecutor(1) as ahead:  # stages the next call while the devices work on this one
@@ -146,8 +140,8 @@ class Simulation:
 
     def _stage(self, first: int, end: int) -> _Call:
         cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
-        chosen = np.full((len(cohorts), self.recruiting.size), -1)
-        for row, cohort in zip(chosen, cohorts, strict=True):
+        chosen = np.full((self.rounds_per_call, self.recruiting.size), -1)
+        for row, cohort in zip(chosen, cohorts, strict=False):
             row[: len(cohort.clients)] = cohort.clients
         population, shelf, tables = self._population, self._shelf, {}
         if population is None:
@@ -157,18 +151,17 @@ class Simulation:
             tables = {} if self._whole_tables() else stage.rows_needed(population)
             shelf = self._padded(stage.shelve(population, tables))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
-        rngs = jnp.stack([round_rng(self.seed, t) for t in range(first, end)])
-        return _Call(first, cohorts, population, shelf, plan, tables, rngs)
+        return _Call(first, cohorts, population, shelf, plan, tables)
 
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began = time.perf_counter()
         if call.tables:
             rows = {s: self._pad(f"rows {s}", r, self.partition.num_keys(s)) for s, r in call.tables.items()}
             part = jax.device_put(self._take(self.state, rows), everywhere(self.mesh))
-            part, outcome = self._rounds(self.rates, part, call.shelf, call.plan, call.rngs)
+            part, outcome = self._call(part, call)
             self.state = self._put(self.state, rows, jax.device_put(part, jax.devices()[0]))
         else:
-            self.state, outcome = self._rounds(self.rates, self.state, call.shelf, call.plan, call.rngs)
+            self.state, outcome = self._call(self.state, call)
         outcome = to_host(outcome)
         seconds = (time.perf_counter() - began) / len(call.cohorts)
         self.round = end
@@ -178,6 +171,10 @@ class Simulation:
                 raise self._diverged(record, call.cohorts[i])
         return records
 
+    def _call(self, state: ServerState, call: _Call) -> tuple[ServerState, Outcome]:
+        rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
+        return self._rounds(self.rates, state, call.shelf, call.plan, rng, first, num_rounds)
+
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
@@ -186,7 +183,11 @@ class Simulation:
             for space, paths in self.partition.spaces.items()
             for path in paths
         )
-        fixed = {path: leaf.nbytes for path, leaf in self.state.params.items() if path not in self.partition.of("keyed")}
+        fixed = {
+            path: leaf.nbytes
+            for path, leaf in self.state.params.items()
+            if path not in self.partition.of("keyed")
+        }
         frozen = sum(fixed[path] for path in self.partition.of("frozen"))
         down = int(real.sum() * sum(fixed.values()) + rows)
         loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")

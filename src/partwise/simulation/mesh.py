@@ -6,6 +6,7 @@ said before JAX starts its backend, so it is said when this module is imported, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import jax
@@ -22,10 +23,8 @@ def _one_device_per_core() -> None:
     if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
+    with contextlib.suppress(RuntimeError):  # JAX has started already: use the devices it has
         jax.config.update("jax_num_cpu_devices", cores)
-    except RuntimeError:
-        pass  # JAX has started already: use the devices it has
 
 
 _one_device_per_core()

@@ -20,7 +20,12 @@ from partwise.types import UserError
 
 
 def plain_round(
-    algorithm: Algorithm, device: Device, state: ServerState, store: ClientStore, clients: Sequence[int], rng: jax.Array
+    algorithm: Algorithm,
+    device: Device,
+    state: ServerState,
+    store: ClientStore,
+    clients: Sequence[int],
+    rng: jax.Array,
 ) -> ServerState:
     """One round with the clients at these positions of the store."""
     partition = algorithm.partition

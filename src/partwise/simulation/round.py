@@ -39,7 +39,12 @@ class Outcome(NamedTuple):
 
 
 def lane_client(
-    algorithm: Algorithm, received: Received, shelf: Shelf, slot: Slots, longest: jax.Array, rng: jax.Array,
+    algorithm: Algorithm,
+    received: Received,
+    shelf: Shelf,
+    slot: Slots,
+    longest: jax.Array,
+    rng: jax.Array,
     capacities: Mapping[str, int],
 ) -> Client:
     """The client of one lane. Its randomness hangs on the round and on its own number, never on its place."""
@@ -60,7 +65,9 @@ def own_rows(keys: Keys, num_rows: int) -> jax.Array:
     return jnp.where(position < keys.count, rows, num_rows)
 
 
-def _add_lanes(algorithm: Algorithm, total: Total, reports: Report, weights: jax.Array, rows: Mapping) -> Total:
+def _add_lanes(
+    algorithm: Algorithm, total: Total, reports: Report, weights: jax.Array, rows: Mapping
+) -> Total:
     """`add_report` for all lanes at once."""
     update = {}
     for path, summed in total.update.items():
@@ -68,7 +75,9 @@ def _add_lanes(algorithm: Algorithm, total: Total, reports: Report, weights: jax
         if path in algorithm.partition.of("keyed"):
             scaled = change * weights.reshape(-1, *[1] * (change.ndim - 1))
             flat = scaled.reshape(-1, *change.shape[2:])
-            update[path] = summed.at[rows[algorithm.partition.roles[path].space].ravel()].add(flat, mode="drop")
+            update[path] = summed.at[rows[algorithm.partition.roles[path].space].ravel()].add(
+                flat, mode="drop"
+            )
         else:
             update[path] = summed + jnp.tensordot(weights, change, 1)
     return Total(
@@ -80,7 +89,11 @@ def _add_lanes(algorithm: Algorithm, total: Total, reports: Report, weights: jax
 
 
 def one_round(
-    algorithm: Algorithm, state: ServerState, shelf: Shelf, plan: Plan, rng: jax.Array,
+    algorithm: Algorithm,
+    state: ServerState,
+    shelf: Shelf,
+    plan: Plan,
+    rng: jax.Array,
     capacities: Mapping[str, int],
 ) -> tuple[ServerState, Outcome]:
     """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort."""
@@ -110,37 +123,47 @@ def one_round(
 
 
 def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], sweep: bool = False) -> Any:
-    """A jitted `(rates, state, shelf, plan, rngs [rounds]) -> (state, outcomes [rounds])`.
+    """A jitted `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
-    With `sweep`, rates, state, plan slots and rngs have a leading axis of runs, all computed side by side.
+    It runs `num_rounds` rounds, from number `first` on, of a plan that may hold more: how many is a value, so
+    one program serves every call, and how rounds are cut into calls cannot change a bit of the result.
+    With `sweep`, rates, state, plan slots and rng have a leading axis of runs, all computed side by side.
     """
 
-    def rounds(rates: Mapping, state: ServerState, shelf: Shelf, plan: Plan, rngs: jax.Array) -> Any:
+    def rounds(rates, state, shelf, plan, rng, first, num_rounds):
         algorithm = build(rates)
 
-        def body(state: ServerState, each: tuple[Plan, jax.Array]) -> tuple[ServerState, Outcome]:
-            return one_round(algorithm, state, shelf, each[0], each[1], capacities)
+        def turn(state: ServerState, i: jax.Array) -> tuple[ServerState, Outcome]:
+            here = jax.tree_util.tree_map(lambda x: x[i], plan)
+            return one_round(algorithm, state, shelf, here, jax.random.fold_in(rng, first + i), capacities)
 
-        return jax.lax.scan(body, state, (plan, rngs))
+        def body(i: jax.Array, carry: tuple[ServerState, Outcome]) -> tuple[ServerState, Outcome]:
+            state, outcome = turn(carry[0], i)
+            return state, jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), carry[1], outcome)
 
-    def on_device(rates: Mapping, state: ServerState, shelf: Shelf, plan: Plan, rngs: jax.Array) -> Any:
+        shapes = jax.eval_shape(lambda s: turn(s, jnp.zeros((), jnp.int32))[1], state)
+        most = plan.longest.shape[0]
+        nothing = jax.tree_util.tree_map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
+        return jax.lax.fori_loop(0, num_rounds, body, (state, nothing))
+
+    def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
         plan = Plan(jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots), jnp.squeeze(plan.longest, 1))
-        if sweep:
-            run = jax.vmap(rounds, in_axes=(0, 0, None, Plan(0, None), 0))  # pyright: ignore
-        else:
-            run = rounds
-        state, outcome = run(rates, state, shelf, plan, rngs)
+        over_runs: Any = (0, 0, None, (0, None), 0, None, None)
+        run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
+        state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
         return state, outcome._replace(weights=spread(outcome.weights), broken=spread(outcome.broken))
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
-    out = Outcome(P(), P(), P(), P(), along, along)  # pyright: ignore
+    everywhere: Any = P()
+    plan_spec: Any = Plan(along, P(None, AXIS))  # pyright: ignore[reportArgumentType]
+    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(P(), P(), P(), Plan(along, P(None, AXIS)), P()),  # pyright: ignore
-        out_specs=(P(), out),
+        in_specs=(everywhere, everywhere, everywhere, plan_spec, everywhere, everywhere, everywhere),
+        out_specs=(everywhere, outcome_spec),
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,))

@@ -37,7 +37,7 @@ class Slots(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Slots [rounds, devices, chunks, lanes], and the largest client of each chunk [rounds, devices, chunks]."""
+    """Slots [rounds, devices, chunks, lanes]; the largest client of each chunk [rounds, devices, chunks]."""
 
     slots: Slots
     longest: Any
@@ -103,7 +103,9 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
     real = client >= 0
 
     def at(values: np.ndarray, dtype: Any) -> np.ndarray:
-        return np.where(real, values[client], 0).astype(dtype) if len(values) else np.zeros(client.shape, dtype)
+        return (
+            np.where(real, values[client], 0).astype(dtype) if len(values) else np.zeros(client.shape, dtype)
+        )
 
     count = at(population.store.counts, np.int32)
     return Plan(

@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def _unzip(data: bytes, source: Path, release: Release) -> tuple[bytes, str]:
                     f"{source} holds no {release.file}, but {', '.join(names[:12])}: give {release.name}.zip"
                 )
             return archive.read(member), f"{source}/{member}"
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{source} is not a whole zip file ({error}): download it again") from error
 
 

@@ -1,0 +1,19 @@
+"""MovieLens matrix factorisation, as in FedRecon's Tables 1 and 3 (section 5.1.1, appendix C.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partwise.data.loaders import movielens
+from partwise.tasks.base import Task
+from partwise.tasks.ratings import ratings_task
+
+
+def load(data: str | None = None, *, size: str = "1m", **options: Any) -> Task:
+    """Unseen users: 80 % of the users train, 10 % validate, 10 % test (4,832 / 604 / 604 of MovieLens-1M)."""
+    return ratings_task(movielens.load(data, size), name="movielens", **options)
+
+
+def load_seen(data: str | None = None, **options: Any) -> Task:
+    """Seen users: each user's ratings are cut 80/10/10 by time."""
+    return load(data, seen=True, **options)._replace(name="movielens-seen")

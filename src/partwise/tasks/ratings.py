@@ -1,0 +1,111 @@
+"""Ratings of items by clients, any table of them: a user's vector is local, the item matrix keyed by item."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from partwise.data import holdout
+from partwise.data.store import ClientStore, open_store
+from partwise.data.table import read_table
+from partwise.model.partition import Initial, keyed, local, partition
+from partwise.tasks.base import Setting, Task
+from partwise.tasks.matrix_factorization import matrix_factorization
+from partwise.types import UserError, unknown
+
+# The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
+DEFAULTS = {
+    "rounds": 500,
+    "cohort.size": 100,
+    "split.kind": "alternate",
+    "split.batch_size": 5,
+    "reconstruct.rate": 0.1,
+    "reconstruct.epochs": 5,
+    "reconstruct.max_steps": 50,
+    "reconstruct.batch_size": 5,
+    "update.rate": 0.5,
+    "update.epochs": 1,
+    "update.max_steps": 50,
+    "update.batch_size": 5,
+    "server.optimizer": "sgd",
+    "server.rate": 1.0,
+}
+
+
+def settings(num_items: int, num_users: int, dim: int = 50, initial: Initial = "random") -> tuple[Setting, Setting]:
+    """(user vector local, user table keyed by user); items keyed in both."""
+    personal = matrix_factorization(num_items, dim)
+    stateful = matrix_factorization(num_items, dim, num_users)
+    columns = ("item", "rating")
+    return (
+        Setting(personal, partition(personal, {"user": local(initial), "item": keyed("item")}), columns),
+        Setting(stateful, partition(stateful, {"user": keyed("user"), "item": keyed("item")}), (*columns, "user")),
+    )
+
+
+def ratings_task(
+    store: ClientStore,
+    name: str = "ratings",
+    *,
+    dim: int = 50,
+    initial: Initial = "random",
+    max_examples: int = 300,
+    order: Literal["shuffle", "time", "as is"] = "shuffle",
+    seed: int = 42,
+    seen: bool = False,
+    defaults: Mapping[str, Any] | None = None,
+) -> Task:
+    """A task from a store with the columns `item` (keys), `rating` and perhaps `time`.
+
+    Clients are cut 80/10/10 into train, validation and test (unseen); with `seen`, each client's examples are,
+    by time where there is a time. Of every training client the first `max_examples` are kept, in `order`:
+    shuffled, by time, or as they lie (which copies nothing and is the choice for a store larger than memory).
+    """
+    for column in ("item", "rating"):
+        if column not in store.columns:
+            raise unknown("column (a table of ratings has item and rating)", column, store.columns)
+    ordered = _in_order(store, order, seed)
+    if seen:
+        parts = holdout.by_order(ordered, by="time" if "time" in store.columns else None)
+        parts = (_in_order(parts[0], order, seed).cap(max_examples), *parts[1:])
+    else:
+        parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
+    train, validation, test = parts
+    options = {"num_items": store.num_keys("item"), "num_users": store.num_clients, "dim": dim, "initial": initial}
+    personal, stateful = settings(**options)
+    smaller = {"cohort.size": min(DEFAULTS["cohort.size"], max(train.num_clients // 2, 1))}
+    given = DEFAULTS | smaller | dict(defaults or {})
+    server_side = stateful if "user" in train.columns else None
+    return Task(name, train, validation, test, personal, server_side, options, given, seen)
+
+
+def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
+    """Clients' examples in the order asked for; a copied store also gets a column `user`, the client's own
+    number, which is its key where users are keyed."""
+    if order == "as is":
+        return store
+    if order not in ("shuffle", "time"):
+        raise unknown("order of examples", order, ("shuffle", "time", "as is"))
+    if order == "time" and "time" not in store.columns:
+        raise UserError("order 'time' needs a column 'time', and this table has none; use order 'shuffle'")
+    copied = store.reorder(by="time") if order == "time" else store.reorder(seed=seed)
+    if "user" in copied.columns:
+        return copied
+    return copied.with_columns(user=np.repeat(np.arange(copied.num_clients, dtype=np.int32), copied.counts))
+
+
+def load(
+    data: str | None = None, *, client: str = "user", item: str = "item", rating: str = "rating", **options: Any
+) -> Task:
+    """A user's own table: CSV, Parquet, or a client store written by partwise."""
+    if data is None:
+        raise UserError("the task 'ratings' needs a table: --data FILE.csv (or .parquet, or a client store)")
+    if (Path(data) / "store.json").exists():
+        store = open_store(data)
+    else:
+        store = read_table(data, client=client, columns=[item, rating], ids=[item])
+        store = store.rename({item: "item", rating: "rating"})
+    return ratings_task(store, **options)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from partwise.data import read_table, table
+from partwise.types import UserError
+
+CSV = "user,item,rating,title,when\nb,10,1.5,one,2020-01-02\na,30,2,two,2020-01-03\na,20,4,three,2020-01-01\n"
+
+
+@pytest.fixture(params=["memory", "disk"])
+def out(request, tmp_path):
+    return None if request.param == "memory" else tmp_path / "out"
+
+
+def test_csv(tmp_path, out):
+    file = tmp_path / "ratings.csv"
+    file.write_text(CSV)
+    store = read_table(file, "user", columns=["rating"], ids=("item",), out=out, order_by="when")
+    assert store.client_ids.tolist() == ["a", "b"]
+    assert store.vocabularies["item"].tolist() == [10, 20, 30]
+    assert store.examples(0)["item"].tolist() == [1, 2]
+    assert store.examples(0)["rating"].tolist() == [4, 2]
+    assert store.examples(1)["when"].tolist() == [18263]
+    assert list(store.columns) == ["rating", "item", "when"]
+    assert store.info["source"] == str(file)
+
+
+def test_columns_default_to_all_and_text_may_be_ids(tmp_path, out):
+    (tmp_path / "r.csv.gz").write_bytes(gzip.compress(CSV.encode()))
+    store = read_table(tmp_path / "r.csv.gz", "user", ids=("title", "item"), out=out)
+    assert list(store.columns) == ["item", "rating", "title", "when"]
+    assert store.vocabularies["title"].tolist() == ["one", "three", "two"]
+
+
+def test_a_column_may_change_its_type_after_the_first_block(tmp_path, out, monkeypatch):
+    monkeypatch.setattr(table, "BLOCK_BYTES", 64)
+    lines = [f"{k % 3},{k},{k}" for k in range(50)] + ["x,y,0.5"]
+    (tmp_path / "late.csv").write_text("user,item,rating\n" + "\n".join(lines) + "\n")
+    store = read_table(tmp_path / "late.csv", "user", ids=("item",), out=out)
+    assert store.client_ids.tolist() == ["0", "1", "2", "x"]
+    assert store.examples(3)["rating"].tolist() == [0.5]
+    assert store.num_keys("item") == 51
+
+
+def test_a_nameless_index_column_does_no_harm(tmp_path, out):
+    (tmp_path / "pandas.csv").write_text(",user,rating\n0,a,1.5\n1,b,2.5\n")
+    store = read_table(tmp_path / "pandas.csv", "user", out=out)
+    assert store.columns[""].tolist() == [0, 1]
+    assert store.client_ids.tolist() == ["a", "b"]
+
+
+def test_parquet_file_and_folder(tmp_path, out):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for part in range(3):
+        rows = {"user": np.arange(4) % 2, "item": np.arange(4) * 10, "rating": np.full(4, float(part))}
+        pyarrow.parquet.write_table(pa.table(rows), folder / f"part-{part}.parquet")
+    store = read_table(folder, "user", ids=("item",), out=out)
+    assert store.examples(1)["rating"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert store.examples(1)["item"].tolist() == [1, 3] * 3
+    assert read_table(folder / "part-2.parquet", "user").examples(0)["item"].tolist() == [0, 20]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "user,item,rating\n1,2,3\n1,5,good\n",
+            "r.csv, line 3, column 'rating': 'good'; expected a finite number",
+        ),
+        ("user,item,rating\n1,2,3\n1,5,\n", "r.csv, line 3, column 'rating': ''; expected a finite number"),
+        ("user,item,rating\n1,2,3\n1,5,NaN\n", "line 3, column 'rating': 'NaN'"),
+        ("user,item,rating\n1,2,3\n1,5,inf\n", "line 3, column 'rating': 'inf'"),
+        ("user,item,rating\n1,2,3\n,5,1\n", "line 3, column 'user': ''; expected an id"),
+        ("user,item,rating\na,2,3\n,5,1\n", "line 3, column 'user': ''; expected an id"),
+        ("user,item,rating\n1,2,3\n1,5\n", r"line 3: 2 fields, expected 3 \(user, item, rating\)"),
+        ("user,item,rating\n", "no rows"),
+        ("", "line 1: ''; expected a header"),
+        ("user,user,rating\n1,2,3\n", "line 1: 'user,user,rating'; expected a header"),
+        ("user,item,ratings\n1,2,3\n", "unknown column 'rating' .nearest: ratings"),
+        ("usr,item,rating\n1,2,3\n", "unknown column 'user' .nearest: usr"),
+    ],
+)
+def test_bad_text_is_named_by_line(tmp_path, out, text, message):
+    (tmp_path / "r.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_table(tmp_path / "r.csv", "user", columns=["item", "rating"], ids=("item",), out=out)
+    assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+
+
+def test_a_bad_value_in_a_later_block_is_named(tmp_path, out, monkeypatch):
+    monkeypatch.setattr(table, "BLOCK_BYTES", 64)
+    (tmp_path / "r.csv").write_text("user,rating\n" + "1,2\n" * 98 + "1,bad\n")
+    with pytest.raises(UserError, match="line 100, column 'rating': 'bad'"):
+        read_table(tmp_path / "r.csv", "user", out=out)
+
+
+def test_bad_parquet_is_named(tmp_path, out):
+    file = tmp_path / "r.parquet"
+    pyarrow.parquet.write_table(pa.table({"user": [1, 2], "rating": [1.0, None]}), file)
+    with pytest.raises(UserError, match=r"r.parquet: column 'rating' has 1 missing values, the first: row 1"):
+        read_table(file, "user", out=out)
+    pyarrow.parquet.write_table(pa.table({"user": [1, 2], "rating": [1.0, float("nan")]}), file)
+    with pytest.raises(
+        UserError, match=r"r.parquet: column 'rating' has 1 values .*nan in row 1 of client 2"
+    ):
+        read_table(file, "user", out=out)
+    pyarrow.parquet.write_table(pa.table({"user": [1], "title": ["x"]}), file)
+    with pytest.raises(UserError, match=r"r.parquet: column 'title' holds .*leave it out"):
+        read_table(file, "user", out=out)
+    file.write_bytes(file.read_bytes()[:40])
+    with pytest.raises(UserError, match=r"r.parquet cannot be read"):
+        read_table(file, "user", out=out)
+
+
+def test_files_that_are_not_tables(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere.csv does not exist"):
+        read_table(tmp_path / "nowhere.csv", "user")
+    with pytest.raises(UserError, match=r"holds no .parquet file"):
+        read_table(tmp_path, "user")
+    (tmp_path / "r.xlsx").write_text("")
+    with pytest.raises(UserError, match=r"neither .csv, .tsv nor .parquet"):
+        read_table(tmp_path / "r.xlsx", "user")
