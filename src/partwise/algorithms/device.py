@@ -128,7 +128,11 @@ class Device:
 def read_report(data: bytes) -> Report:
     """The server's reading of what a client returned."""
     update, header = from_bytes(data)
-    return Report({path: jnp.asarray(change) for path, change in update.items()}, jnp.asarray(header["weight"]), Sums(*map(jnp.asarray, header["loss"])))
+    return Report(
+        {path: jnp.asarray(change) for path, change in update.items()},
+        jnp.asarray(header["weight"]),
+        Sums(*map(jnp.asarray, header["loss"])),
+    )
 
 
 def _padded(array: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ class Model(NamedTuple):
     init: Callable[[jax.Array], Params]
     predict: Callable[[Params, Batch, jax.Array], jax.Array]
     loss: Callable[[jax.Array, Batch], jax.Array]
-    metrics: Mapping[str, Metric] = {}  # noqa: RUF012 (a NamedTuple's default, never changed)
+    metrics: Mapping[str, Metric] = {}
     weight: Callable[[Batch], jax.Array] = one_per_example
 
 

@@ -22,6 +22,7 @@ from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.server import ServerState
 from partwise.simulation import stage
+from partwise.simulation.clock import compile_seconds
 from partwise.simulation.mesh import everywhere, make_mesh
 from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
@@ -84,7 +85,8 @@ class Simulation:
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
         self._population, self._shelf = self._settle()
-        self.rounds_per_call = rounds_per_call if self._whole_tables() else 1
+        self._part_of_tables = not self._whole_tables()
+        self.rounds_per_call = 1 if self._part_of_tables else rounds_per_call
         self._capacity: dict[str, int] = {}
         self._rounds = compile_rounds(build, self.mesh, self._key_capacities())
         self._take = jax.jit(self._take_rows)
@@ -128,8 +130,7 @@ class Simulation:
         """Run that many rounds; yields the records of every compiled call, with `state` and `round` up to date."""
         starts = range(self.round, self.round + num_rounds, self.rounds_per_call)
         bounds = [(first, min(first + self.rounds_per_call, starts.stop)) for first in starts]
-        if self.resident:
-            self.state = jax.device_put(self.state, everywhere(self.mesh))
+        self._place()
         with ThreadPoolExecutor(1) as ahead:  # stages the next call while the devices work on this one
             staged = ahead.submit(self._stage, *bounds[0]) if bounds else None
             for number in range(len(bounds)):
@@ -137,6 +138,19 @@ class Simulation:
                 if number + 1 < len(bounds):
                     staged = ahead.submit(self._stage, *bounds[number + 1])
                 yield self._execute(call, bounds[number][1])
+
+    def rehearse(self) -> None:
+        """Run the first round and forget it: what is compiled stays, what was learned does not."""
+        kept = self.state, self.round
+        self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
+        self._place()
+        self._execute(self._stage(0, 1), 1)
+        self.state, self.round = kept
+
+    def _place(self) -> None:
+        """Put the state where calls expect it."""
+        where = jax.devices()[0] if self._part_of_tables else everywhere(self.mesh)
+        self.state = jax.device_put(self.state, where)
 
     def _stage(self, first: int, end: int) -> _Call:
         cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
@@ -148,13 +162,13 @@ class Simulation:
             here, positions = np.unique(chosen[chosen >= 0], return_inverse=True)
             chosen[chosen >= 0] = positions
             population = stage.populate(self.store.gather(here), self.partition)
-            tables = {} if self._whole_tables() else stage.rows_needed(population)
+            tables = stage.rows_needed(population) if self._part_of_tables else {}
             shelf = self._padded(stage.shelve(population, tables))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
         return _Call(first, cohorts, population, shelf, plan, tables)
 
     def _execute(self, call: _Call, end: int) -> list[Record]:
-        began = time.perf_counter()
+        began, compiling = time.perf_counter(), compile_seconds()
         if call.tables:
             rows = {s: self._pad(f"rows {s}", r, self.partition.num_keys(s)) for s, r in call.tables.items()}
             part = jax.device_put(self._take(self.state, rows), everywhere(self.mesh))
@@ -163,7 +177,8 @@ class Simulation:
         else:
             self.state, outcome = self._call(self.state, call)
         outcome = to_host(outcome)
-        seconds = (time.perf_counter() - began) / len(call.cohorts)
+        seconds = time.perf_counter() - began - (compile_seconds() - compiling)
+        seconds = max(seconds, 0) / len(call.cohorts)
         self.round = end
         records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
         for i, record in enumerate(records):

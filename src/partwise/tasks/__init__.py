@@ -11,7 +11,9 @@ from partwise.types import UserError, unknown
 
 TASKS: dict[str, Entry] = {
     "planted": Entry("ratings from a planted truth; needs no data", planted.load, ratings.settings),
-    "movielens": Entry("MovieLens ratings, unseen users (FedRecon, Table 1)", movielens.load, ratings.settings),
+    "movielens": Entry(
+        "MovieLens ratings, unseen users (FedRecon, Table 1)", movielens.load, ratings.settings
+    ),
     "movielens-seen": Entry("MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings),
     "ratings": Entry("your own table of user, item, rating", ratings.load, ratings.settings),
 }

@@ -36,10 +36,10 @@ class Task(NamedTuple):
     test: ClientStore
     personal: Setting
     stateful: Setting | None = None
-    options: Mapping[str, Any] = {}  # noqa: RUF012
-    defaults: Mapping[str, Any] = {}  # noqa: RUF012
+    options: Mapping[str, Any] = {}
+    defaults: Mapping[str, Any] = {}
     seen: bool = False
-    best: Mapping[str, float] = {}  # noqa: RUF012
+    best: Mapping[str, float] = {}
 
 
 class Entry(NamedTuple):

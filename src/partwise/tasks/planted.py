@@ -45,7 +45,11 @@ def load(
     )
     order = "as is" if data else "shuffle"
     task = ratings_task(
-        planted.store, "planted", dim=dim, order=order, **{"initial": "learned", "defaults": DEFAULTS} | options
+        planted.store,
+        "planted",
+        dim=dim,
+        order=order,
+        **{"initial": "learned", "defaults": DEFAULTS} | options,
     )
     return task._replace(best=best_reachable(planted, task.test, alternate(5)))
 

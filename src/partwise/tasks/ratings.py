@@ -35,14 +35,18 @@ DEFAULTS = {
 }
 
 
-def settings(num_items: int, num_users: int, dim: int = 50, initial: Initial = "random") -> tuple[Setting, Setting]:
+def settings(
+    num_items: int, num_users: int, dim: int = 50, initial: Initial = "random"
+) -> tuple[Setting, Setting]:
     """(user vector local, user table keyed by user); items keyed in both."""
     personal = matrix_factorization(num_items, dim)
     stateful = matrix_factorization(num_items, dim, num_users)
     columns = ("item", "rating")
     return (
         Setting(personal, partition(personal, {"user": local(initial), "item": keyed("item")}), columns),
-        Setting(stateful, partition(stateful, {"user": keyed("user"), "item": keyed("item")}), (*columns, "user")),
+        Setting(
+            stateful, partition(stateful, {"user": keyed("user"), "item": keyed("item")}), (*columns, "user")
+        ),
     )
 
 
@@ -74,7 +78,12 @@ def ratings_task(
     else:
         parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
     train, validation, test = parts
-    options = {"num_items": store.num_keys("item"), "num_users": store.num_clients, "dim": dim, "initial": initial}
+    options = {
+        "num_items": store.num_keys("item"),
+        "num_users": store.num_clients,
+        "dim": dim,
+        "initial": initial,
+    }
     personal, stateful = settings(**options)
     smaller = {"cohort.size": min(DEFAULTS["cohort.size"], max(train.num_clients // 2, 1))}
     given = DEFAULTS | smaller | dict(defaults or {})
@@ -98,7 +107,12 @@ def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
 
 
 def load(
-    data: str | None = None, *, client: str = "user", item: str = "item", rating: str = "rating", **options: Any
+    data: str | None = None,
+    *,
+    client: str = "user",
+    item: str = "item",
+    rating: str = "rating",
+    **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise."""
     if data is None:

@@ -1,0 +1,1 @@
+"""Text from a user into the objects that run."""

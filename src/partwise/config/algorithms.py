@@ -1,0 +1,186 @@
+"""Algorithms by name: from a task and a configuration to what runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from partwise.aggregation import mean
+from partwise.algorithms.base import Build
+from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.fed_recon import fed_recon
+from partwise.client import reconstruct, split, update
+from partwise.client.batches import Schedule
+from partwise.config.settings import Config, SplitConfig
+from partwise.data.cohort import Recruiting
+from partwise.data.store import ClientStore
+from partwise.server import Optimizer, make_optimizer
+from partwise.tasks.base import Setting, Task
+from partwise.types import UserError, unknown
+
+
+class Prepared(NamedTuple):
+    """A task and a configuration, ready to run."""
+
+    build: Build
+    rates: Mapping[str, float]
+    store: ClientStore  # training clients
+    recruiting: Recruiting
+    evaluation: Build  # for validation and test clients
+    evaluated: Setting
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Choose the algorithm by name and give it the task."""
+    if config.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", config.algorithm, ALGORITHMS)
+    return ALGORITHMS[config.algorithm].prepare(task, config)
+
+
+def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
+    build = _recon_build(task.personal, config)
+    store = task.train.select(task.personal.columns)
+    return Prepared(build, _rates(config), store, _recruiting(config), build, task.personal)
+
+
+def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
+    setting = _stateful(task)
+    build = _averaging_build(setting, config)
+    store = task.train.select(setting.columns)
+    return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
+
+
+def _prepare_central(task: Task, config: Config) -> Prepared:
+    """All examples in one place: one client who has everything, one epoch a round, as plain SGD."""
+    setting = _stateful(task)
+    whole = config.changed({"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}})
+    build = _averaging_build(setting, whole.changed({"update.max_steps": None}))
+    pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
+    return Prepared(build, _rates(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
+
+
+def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
+    """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
+    return (build, _stateful(task)) if task.seen else (_recon_build(task.personal, config), task.personal)
+
+
+def _stateful(task: Task) -> Setting:
+    if task.stateful is None:
+        raise UserError(
+            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon, or for a table "
+            f"of ratings an order other than 'as is'"
+        )
+    return task.stateful
+
+
+def _recon_build(setting: Setting, config: Config) -> Build:
+    part, here = config.reconstruct, make_split(config.split)
+    _one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
+    _client_optimizer(part.optimizer, part.rate)
+
+    def build(rates: Mapping[str, Any]):
+        if part.method == "solve":
+            rebuild = reconstruct.by_solving(rates["pull"])
+        elif part.method == "skip":
+            rebuild = reconstruct.skip()
+        else:
+            schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+            optimizer = _client_optimizer(part.optimizer, rates["reconstruct"])
+            rebuild = reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
+        return fed_recon(
+            setting.model,
+            setting.partition,
+            split=here,
+            reconstruct=rebuild,
+            update=_update(config, rates),
+            optimizer=_server_optimizer(config, rates),
+            aggregator=_aggregator(config),
+            passes=config.update.passes,
+            evaluation_split=_evaluation_split(config),
+            check=reconstruct.check_solvable if part.method == "solve" else lambda client: None,
+        )
+
+    return build
+
+
+def _averaging_build(setting: Setting, config: Config) -> Build:
+    return lambda rates: fed_avg(
+        setting.model,
+        setting.partition,
+        update=_update(config, rates),
+        optimizer=_server_optimizer(config, rates),
+        aggregator=_aggregator(config),
+    )
+
+
+def _update(config: Config, rates: Mapping[str, Any]) -> update.Update:
+    part = config.update
+    _one_of("update.method", part.method, ("steps", "solve"))
+    if part.method == "solve":
+        return update.by_solving(part.pull)
+    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+    return update.by_steps(schedule, _client_optimizer(part.optimizer, rates["update"]), part.joint)
+
+
+def make_split(part: SplitConfig) -> split.Split:
+    """A split function by name."""
+    _one_of("split.kind", part.kind, ("alternate", "halves", "none"))
+    if part.kind == "alternate":
+        return split.alternate(part.batch_size)
+    return split.halves(part.percent) if part.kind == "halves" else split.none()
+
+
+def _evaluation_split(config: Config) -> split.Split:
+    if config.evaluation_split.kind != "same":
+        return make_split(config.evaluation_split)
+    none = config.split.kind == "none"
+    return make_split(dataclasses.replace(config.split, kind="alternate") if none else config.split)
+
+
+def _client_optimizer(name: str, rate: Any) -> Any:
+    """SGD is just its rate; anything else by name."""
+    return rate if name == "sgd" else make_optimizer(name, rate).transform
+
+
+def _server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
+    return make_optimizer(config.server.optimizer, rates["server"], **config.server.settings)
+
+
+def _aggregator(config: Config) -> mean.Aggregator:
+    _one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
+    return mean.weighted() if config.server.weighting == "examples" else mean.uniform()
+
+
+def _recruiting(config: Config) -> Recruiting:
+    return Recruiting(**dataclasses.asdict(config.cohort))
+
+
+def _rates(config: Config) -> dict[str, float]:
+    rates = {
+        "reconstruct": config.reconstruct.rate,
+        "update": config.update.rate,
+        "server": config.server.rate,
+    }
+    if config.reconstruct.pull > 0 or config.reconstruct.method == "solve":
+        rates["pull"] = config.reconstruct.pull
+    return rates
+
+
+def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise unknown(f"value of {key}", value, known)
+
+
+class AlgorithmEntry(NamedTuple):
+    """An algorithm by name."""
+
+    summary: str
+    prepare: Callable[[Task, Config], Prepared]
+
+
+ALGORITHMS: dict[str, AlgorithmEntry] = {
+    "fed_recon": AlgorithmEntry("Federated Reconstruction (Singhal et al., 2021)", _prepare_fed_recon),
+    "fed_avg": AlgorithmEntry("Federated Averaging, any server optimizer", _prepare_fed_avg),
+    "central": AlgorithmEntry("centralised SGD on pooled data; a round is an epoch", _prepare_central),
+}

@@ -1,0 +1,107 @@
+"""What the tests of the core share: two devices, small stores and models, and a client made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+# Before JAX starts its backend, so that one device can be compared with two on any machine.
+jax.config.update("jax_num_cpu_devices", 2)
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+from partwise.client.batches import Examples, Keys  # noqa: E402
+from partwise.client.state import Client  # noqa: E402
+from partwise.data.store import ClientStore  # noqa: E402
+from partwise.model.partition import Partition  # noqa: E402
+from partwise.model.spec import Metric, Model, squared_error  # noqa: E402
+from partwise.selection.keys import own_keys  # noqa: E402
+from partwise.selection.slices import receive  # noqa: E402
+
+
+def _store(counts: Any, ids: Any = None, **columns: Any) -> ClientStore:
+    """Clients with so many rows each, in order; nothing is checked, so that a test may plant a NaN."""
+    counts = np.asarray(counts)
+    ids = np.arange(len(counts)) + 100 if ids is None else np.asarray(ids)
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    return ClientStore(arrays, np.cumsum(counts) - counts, counts, ids)
+
+
+def _ratings(counts: Any, num_items: int, seed: int = 0, ids: Any = None) -> ClientStore:
+    """Random items and ratings; `user` is the client's position."""
+    rng, total = np.random.default_rng(seed), int(np.sum(counts))
+    return _store(
+        counts,
+        ids,
+        user=np.repeat(np.arange(len(counts)), counts).astype(np.int32),
+        item=rng.integers(0, num_items, total).astype(np.int32),
+        rating=rng.integers(1, 6, total).astype(np.float32),
+    )
+
+
+def _client(
+    model: Model, partition: Partition, params: Any, store: ClientStore, position: int = 0, seed: int = 0
+) -> Client:
+    """One client of a store, with the tables whole, as a simulation would see it."""
+    examples = store.gather([position])
+    chosen, positions = own_keys(examples, partition)
+    keys = {
+        space: Keys(jnp.asarray(own.keys), jnp.asarray(0), jnp.asarray(len(own.keys)), max(len(own.keys), 1))
+        for space, own in chosen.items()
+    }
+    filled = {name: _never_empty(column) for name, column in examples.columns.items()}
+    positions = {name: _never_empty(column) for name, column in positions.items()}
+    count = jnp.asarray(examples.num_examples)
+    held = Examples(filled, positions, keys, jnp.asarray(0), count, count)
+    return Client(model, partition, receive(partition, partition.split(params)[0]), held, jax.random.key(seed))
+
+
+def _never_empty(column: np.ndarray) -> jax.Array:
+    return jnp.asarray(column if len(column) else np.zeros((1, *column.shape[1:]), column.dtype))
+
+
+def _biased(num_items: int, dim: int, scale: float = 0.3) -> Model:
+    """rating ~ item . user + offset[item] + base: something for every role."""
+
+    def init(rng: jax.Array) -> dict:
+        user, item, offset = jax.random.split(rng, 3)
+        return {
+            "user": scale * jax.random.normal(user, (dim,)),
+            "item": {
+                "table": scale * jax.random.normal(item, (num_items, dim)),
+                "offset": scale * jax.random.normal(offset, (num_items,)),
+            },
+            "base": jnp.full((1,), 0.5),
+        }
+
+    def predict(params: dict, batch: dict, rng: jax.Array) -> jax.Array:
+        item = params["item"]
+        score = jnp.sum(item["table"][batch["item"]] * params["user"], axis=-1)
+        return score + item["offset"][batch["item"]] + params["base"][0]
+
+    error = lambda outputs, batch: squared_error(outputs, batch, "rating")
+    return Model(init, predict, error, {"rmse": Metric(error, np.sqrt)})
+
+
+@pytest.fixture(scope="session")
+def make_store() -> Callable[..., ClientStore]:
+    return _store
+
+
+@pytest.fixture(scope="session")
+def make_ratings() -> Callable[..., ClientStore]:
+    return _ratings
+
+
+@pytest.fixture(scope="session")
+def make_client() -> Callable[..., Client]:
+    return _client
+
+
+@pytest.fixture(scope="session")
+def biased_model() -> Callable[..., Model]:
+    return _biased

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from partwise import server
+from partwise.model.partition import frozen, keyed, partition
+from partwise.model.spec import Model
+from partwise.types import UserError
+
+RATE = 0.3
+START = {
+    "table": np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]]),
+    "bias": np.array([0.5]),
+    "fixed": np.array([9.0]),
+}
+MEANS = [  # the mean update of two rounds; row 1 is sent in none of them, row 3 in the second only
+    {"table": np.array([[0.5, -0.2], [0, 0], [0.1, 0.3], [0, 0]]), "bias": np.array([-0.4])},
+    {"table": np.array([[-0.1, 0.6], [0, 0], [0.2, 0.1], [0.7, -0.9]]), "bias": np.array([0.2])},
+]
+
+
+@pytest.fixture(scope="module")
+def parts():
+    model = Model(lambda rng: {k: jnp.asarray(v, jnp.float32) for k, v in START.items()}, None, None)
+    return partition(model, {"table": keyed("item"), "fixed": frozen()})
+
+
+def start(parts, optimizer):
+    params = {path: jnp.asarray(value, jnp.float32) for path, value in START.items()}
+    return server.init_state(parts, optimizer, params)
+
+
+def run(parts, optimizer, means=MEANS):
+    state = start(parts, optimizer)
+    for mean in means:
+        mean = {path: jnp.asarray(update, jnp.float32) for path, update in mean.items()}
+        state = server.step(state, optimizer, mean, jnp.asarray(True))
+    return state
+
+
+def sgd(x, gradients):
+    for g in gradients:
+        x = x - RATE * g
+    return x
+
+
+def momentum(x, gradients):
+    velocity = 0
+    for g in gradients:
+        velocity = 0.9 * velocity + g
+        x = x - RATE * velocity
+    return x
+
+
+def adagrad(x, gradients):
+    squares = 0.1
+    for g in gradients:
+        squares = squares + g**2
+        x = x - RATE * g / np.sqrt(squares + 1e-7)
+    return x
+
+
+def adam(x, gradients):
+    first = second = 0
+    for t, g in enumerate(gradients, 1):
+        first, second = 0.9 * first + 0.1 * g, 0.99 * second + 0.01 * g**2
+        x = x - RATE * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.99**t)) + 1e-3)
+    return x
+
+
+def yogi(x, gradients):
+    first = second = 0
+    for t, g in enumerate(gradients, 1):
+        first = 0.9 * first + 0.1 * g
+        second = second - 0.01 * np.sign(second - g**2) * g**2
+        x = x - RATE * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.99**t)) + 1e-3)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "by_hand"),
+    [
+        (server.sgd(RATE), sgd),
+        (server.sgd(RATE, momentum=0.9), momentum),
+        (server.adagrad(RATE), adagrad),
+        (server.adam(RATE), adam),
+        (server.yogi(RATE), yogi),
+    ],
+    ids=["sgd", "momentum", "adagrad", "adam", "yogi"],
+)
+def test_steps_equal_the_published_formulas(parts, optimizer, by_hand):
+    """The mean update is the antigradient; constants are the documented ones."""
+    state = run(parts, optimizer)
+    for path in ("table", "bias"):
+        expected = by_hand(START[path], [-mean[path] for mean in MEANS])
+        np.testing.assert_allclose(state.params[path], expected, rtol=2e-5)
+    np.testing.assert_array_equal(state.params["fixed"], START["fixed"])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
+    optimizer = server.make_optimizer(name, RATE)
+    assert optimizer.row_sparse
+    before, after = start(parts, optimizer), run(parts, optimizer)
+    np.testing.assert_array_equal(after.params["table"][1], before.params["table"][1])
+    tables = lambda state: [x for x in jax.tree_util.tree_leaves(state.optimizer) if x.shape == (4, 2)]
+    for old, new in zip(tables(before), tables(after), strict=True):
+        np.testing.assert_array_equal(new[1], old[1])
+
+
+@pytest.mark.parametrize(
+    "optimizer", [server.sgd(RATE, momentum=0.9), server.adam(RATE), server.yogi(RATE)], ids=str
+)
+def test_optimizers_that_move_unsent_rows_do_not_claim_otherwise(parts, optimizer):
+    """A row sent in the first round moves on in the second, though nobody sends it."""
+    assert not optimizer.row_sparse
+    silent = {path: np.zeros_like(update) for path, update in MEANS[0].items()}
+    once, twice = run(parts, optimizer, MEANS[:1]), run(parts, optimizer, [MEANS[0], silent])
+    assert not np.array_equal(once.params["table"][0], twice.params["table"][0])
+
+
+@pytest.mark.parametrize("name", sorted(server.OPTIMIZERS))
+def test_nothing_moves_when_nobody_reported(parts, name):
+    optimizer = server.make_optimizer(name, RATE)
+    before = run(parts, optimizer, MEANS[:1])
+    mean = {path: jnp.full(before.params[path].shape, jnp.nan) for path in ("table", "bias")}
+    after = server.step(before, optimizer, mean, jnp.asarray(False))
+    for old, new in zip(*map(jax.tree_util.tree_leaves, (before, after)), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_unknown_optimizer_and_unknown_setting():
+    with pytest.raises(UserError, match=r"unknown server optimizer 'adagrat' \(nearest: adagrad"):
+        server.make_optimizer("adagrat", 0.1)
+    with pytest.raises(UserError, match=r"server optimizer 'sgd': .*unexpected keyword argument 'b1'"):
+        server.make_optimizer("sgd", 0.1, b1=0.9)
+    assert server.make_optimizer("adagrad", 0.1, epsilon=1e-3).row_sparse
+
+
+@pytest.mark.parametrize("name", ["sgd", "adagrad"])
+def test_step_on_the_rows_of_a_cohort_equals_the_step_on_the_table(parts, name):
+    """map_tables takes rows out and puts them back, of the table and of its optimizer state alike."""
+    optimizer = server.make_optimizer(name, RATE)
+    rows = np.array([0, 2, 3, 4])  # 4 does not exist: padding
+    state = start(parts, optimizer)
+    for mean in MEANS:
+        part = server.map_tables(
+            parts, optimizer, lambda leaf, space: leaf.at[rows].get(mode="fill", fill_value=0), state
+        )
+        sliced = {"table": np.pad(mean["table"], ((0, 1), (0, 0)))[rows], "bias": mean["bias"]}
+        sliced = {path: jnp.asarray(update, jnp.float32) for path, update in sliced.items()}
+        part = server.step(part, optimizer, sliced, jnp.asarray(True))
+        put = lambda leaf, space, new: leaf.at[rows].set(new, mode="drop")
+        state = server.map_tables(parts, optimizer, put, state, part)
+    for expected, found in zip(
+        *map(jax.tree_util.tree_leaves, (run(parts, optimizer), state)), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_rate_schedule_counts_on_when_rows_are_put_back(parts):
+    """A decaying server rate is plain SGD to a row, but its counter must not be lost with the rows."""
+    optimizer = server.sgd(optax.linear_schedule(1.0, 0.0, 10))
+    state = start(parts, optimizer)
+    part = server.map_tables(parts, optimizer, lambda leaf, space: leaf, state)
+    part = server.step(part, optimizer, {k: jnp.asarray(v, jnp.float32) for k, v in MEANS[0].items()}, True)
+    back = server.map_tables(parts, optimizer, lambda leaf, space, new: new, state, part)
+    counts = [int(x) for x in jax.tree_util.tree_leaves(back.optimizer) if x.shape == ()]
+    assert counts == [1]
+
+
+def test_is_finite_looks_at_floats_only():
+    state = server.ServerState({"ids": jnp.arange(3), "w": jnp.ones(2)}, ())
+    assert server.is_finite(state)
+    assert not server.is_finite(state._replace(params={"w": jnp.array([1, jnp.inf])}))
+
+
+def test_trainable_leaves_out_frozen_ones(parts):
+    assert server.trainable(parts, START) == ("table", "bias")
