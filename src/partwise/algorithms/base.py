@@ -20,7 +20,8 @@ class Algorithm(NamedTuple):
     """One published algorithm.
 
     client:      what a client does in a round, from what it holds to its report
-    personalize: what a client does before it uses the model (nothing; or rebuilding its local part)
+    personalize: what a client does before it uses the model: rebuild its local part from all its examples, from
+                 fresh values or from those it had (or nothing, if there is no local part)
     evaluate:    the metrics of a client as sums
     check:       raises if the algorithm does not fit this client's model and data
     """
@@ -28,7 +29,7 @@ class Algorithm(NamedTuple):
     model: Model
     partition: Partition
     client: Callable[[Client], Report]
-    personalize: Callable[[Client], Progress]
+    personalize: Callable[[Client, Progress], Progress]
     evaluate: Callable[[Client], dict[str, Sums]]
     aggregator: Aggregator
     optimizer: Optimizer

@@ -17,7 +17,7 @@ from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples, Keys
-from partwise.client.state import Client, Progress, local_values, read
+from partwise.client.state import Client, Progress, begin, local_values, read
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
@@ -47,7 +47,7 @@ class Device:
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
         self._report = jax.jit(lambda *given: algorithm.client(self._client(*given)))
-        self._personalize = jax.jit(lambda *given: algorithm.personalize(self._client(*given)))
+        self._personalize = jax.jit(self._personalized)
         self._evaluate = jax.jit(lambda *given: algorithm.evaluate(self._client(*given)))
         self._predict = jax.jit(self._predictions)
 
@@ -65,10 +65,13 @@ class Device:
             update[path] = np.asarray(change)[:keep]
         return to_bytes(update, {"weight": float(report.weight), "loss": [float(x) for x in report.loss]})
 
-    def personalize(self, message: bytes, examples: ClientStore) -> dict[str, np.ndarray]:
-        """The client's local part, rebuilt from its examples; it stays here."""
-        progress = self._personalize(*self._given(message, examples))
-        return {path: np.asarray(leaf) for path, leaf in progress.local.items()}
+    def personalize(
+        self, message: bytes, examples: ClientStore, local: Mapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray]:
+        """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
+        the part it had before, to be refreshed (default: initial values)."""
+        rebuilt = self._personalize(local, *self._given(message, examples))
+        return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
     def evaluate(self, message: bytes, examples: ClientStore) -> dict[str, Sums]:
         """The client's metrics as sums."""
@@ -113,6 +116,12 @@ class Device:
         examples = Examples(columns, positions, keys, jnp.asarray(0), count, count)
         own_rng = jax.random.fold_in(jax.random.wrap_key_data(rng), number)
         return Client(self.algorithm.model, partition, received, examples, own_rng)
+
+    def _personalized(self, local, *given) -> Mapping[str, jax.Array]:
+        client = self._client(*given)
+        start = begin(client)
+        start = start if local is None else start._replace(local=local)
+        return self.algorithm.personalize(client, start).local
 
     def _predictions(self, local, *given) -> jax.Array:
         client = self._client(*given)

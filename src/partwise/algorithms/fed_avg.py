@@ -43,7 +43,7 @@ def fed_avg(
         model,
         partition,
         client_update,
-        begin,
+        lambda client, start: start,
         lambda client: evaluate(client, begin(client), everything),
         aggregator or weighted(),
         optimizer,

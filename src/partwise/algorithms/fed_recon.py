@@ -10,7 +10,7 @@ from partwise.algorithms.base import Algorithm, change
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct
-from partwise.client.split import Split
+from partwise.client.split import Split, everything
 from partwise.client.state import Client, Progress, begin, with_deltas
 from partwise.client.update import Update
 from partwise.metrics import Sums, zero_sums
@@ -49,11 +49,12 @@ def fed_recon(
         weight = split.query.count(client.examples.count) * 1.0  # n_i <- |D_q|
         return Report(change(client, with_deltas(client, trained.progress)), weight, trained.loss)
 
-    def personalize(client: Client) -> Progress:
-        return reconstruct(_phase(client, 0), begin(client), evaluated.support)
+    def personalize(client: Client, start: Progress) -> Progress:
+        return reconstruct(_phase(client, 0), start, everything)
 
     def recon_eval(client: Client) -> dict[str, Sums]:
-        return evaluate(client, personalize(client), evaluated.query)
+        rebuilt = reconstruct(_phase(client, 0), begin(client), evaluated.support)
+        return evaluate(client, rebuilt, evaluated.query)
 
     return Algorithm(
         model, partition, client_update, personalize, recon_eval, aggregator or weighted(), optimizer, **slots

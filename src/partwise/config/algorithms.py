@@ -60,6 +60,11 @@ def _prepare_central(task: Task, config: Config) -> Prepared:
     return Prepared(build, _rates(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
 
 
+def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
+    """What a client that has the trained model does with it, and its rates."""
+    return _recon_build(setting, config), _rates(config)
+
+
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
     """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
     return (build, _stateful(task)) if task.seen else (_recon_build(task.personal, config), task.personal)
@@ -68,8 +73,8 @@ def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Settin
 def _stateful(task: Task) -> Setting:
     if task.stateful is None:
         raise UserError(
-            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon, or for a table "
-            f"of ratings an order other than 'as is'"
+            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "
+            f"(or, for a table of ratings, an order other than 'as is')"
         )
     return task.stateful
 

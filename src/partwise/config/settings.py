@@ -113,15 +113,19 @@ class Config:
             config = _changed(config, key, key.split("."), value)
         return config
 
+    def flat(self) -> dict[str, Any]:
+        """Every value under its dotted key; `changed` with it gives this configuration again."""
+        return dict(_dotted(_without_none(dataclasses.asdict(self)), ""))
+
     def to_toml(self) -> str:
-        """As a TOML document; what is None is left out, and reading it gives this configuration again."""
-        return tomli_w.dumps(_without_none(dataclasses.asdict(self), absent="none"))
+        """As a TOML document; reading it gives this configuration again."""
+        return tomli_w.dumps(_without_none(dataclasses.asdict(self)))
 
 
 def _changed(section: Any, key: str, parts: list[str], value: Any) -> Any:
     name, rest = parts[0], parts[1:]
     if isinstance(section, Mapping):
-        return {**section, ".".join(parts): value}
+        return {**section, ".".join(parts): _literal(value)}
     known = {f.name: f for f in dataclasses.fields(section)}
     if name not in known:
         raise unknown("configuration key", key, _dotted_keys())
@@ -130,6 +134,18 @@ def _changed(section: Any, key: str, parts: list[str], value: Any) -> Any:
     return dataclasses.replace(
         section, **{name: _typed(key, value, getattr(section, name), str(known[name].type))}
     )
+
+
+def _literal(value: Any) -> Any:
+    """Text as the number or truth value that it looks like."""
+    if not isinstance(value, str):
+        return value
+    for read in (int, float):
+        try:
+            return read(value)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(value.lower(), value)
 
 
 def _typed(key: str, value: Any, current: Any, kind: str) -> Any:
@@ -169,10 +185,11 @@ def _dotted_keys() -> list[str]:
     return keys
 
 
-def _without_none(value: Any, absent: str) -> Any:
+def _without_none(value: Any) -> Any:
+    """TOML has no None; "none" is read as one."""
     if isinstance(value, Mapping):
-        return {name: _without_none(inner, absent) for name, inner in value.items()}
-    return absent if value is None else value
+        return {name: _without_none(inner) for name, inner in value.items()}
+    return "none" if value is None else value
 
 
 def read_toml(path: Path) -> dict[str, Any]:

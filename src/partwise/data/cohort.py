@@ -29,7 +29,8 @@ class Recruiting(NamedTuple):
             raise UserError(f"a cohort needs at least 1 client, not {self.size}")
         if self.over_selection < 1 or not 0 <= self.dropout < 1:
             raise UserError(
-                f"over-selection must be at least 1 and dropout in 0..1, not {self.over_selection} and {self.dropout}"
+                f"over_selection must be at least 1 and dropout in 0..1, "
+                f"not {self.over_selection} and {self.dropout}"
             )
         if self.asked > num_clients:
             raise UserError(

@@ -28,7 +28,7 @@ BLOCK_BYTES = 1 << 23
 
 def read_table(
     path: str | Path,
-    client: str,
+    client: str | None,
     columns: Sequence[str] | None = None,
     ids: Sequence[str] = (),
     out: str | Path | None = None,
@@ -36,7 +36,8 @@ def read_table(
 ) -> ClientStore:
     """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into folder `out`.
 
-    Rows may be in any order. `columns` are those to keep (all, if not given); those in `ids` become keys.
+    Rows may be in any order; with `client` None they are all one client's. `columns` are those to keep (all, if
+    not given); those in `ids` become keys.
     Dates become whole numbers in their own unit.
     """
     path = Path(path)
@@ -44,17 +45,23 @@ def read_table(
     names = _names(files[0])
     kept = [name for name in (columns if columns is not None else names) if name != client]
     kept += [name for name in (*ids, order_by) if name and name not in kept]
-    check_known([client, *kept], names)
+    check_known([*([client] if client else []), *kept], names)
     read = _read_csv if _kind(files[0]) in DELIMITERS else _read_parquet
     batches = (batch for file in files for batch in _checked(read, file, client, kept, tuple(ids)))
     info = {"source": str(path)}
     if out is not None:
+        if client is None:
+            raise UserError(
+                "a table without a client column is one client's: read it into memory, without `out`"
+            )
         return build_store(out, batches, client, ids, order_by, info)
     parts = list(batches)
-    if not any(len(part[client]) for part in parts):
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    num_rows = len(next(iter(whole.values()), ()))
+    if not num_rows:
         raise UserError(f"{path} has no rows: give at least one client with one example")
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in (client, *kept)}
-    store = group_rows(whole.pop(client), whole, tuple(ids), info)
+    owner = whole.pop(client) if client else np.zeros(num_rows, np.int64)
+    store = group_rows(owner, whole, tuple(ids), info)
     return store if order_by is None else store.reorder(by=order_by)
 
 
@@ -97,20 +104,22 @@ def _names(file: Path) -> list[str]:
 def _checked(
     read: Callable[[Path, list[str], tuple[str, ...]], Iterator[pa.RecordBatch]],
     file: Path,
-    client: str,
+    client: str | None,
     kept: list[str],
     ids: tuple[str, ...],
 ) -> Iterator[dict[str, np.ndarray]]:
     """The file's batches; whatever is wrong with one is said with the file's name and, for text, the line."""
-    first_row = 0
+    first_row, names = 0, [*([client] if client else []), *kept]
+    ids_and_client = (client, *ids) if client else ids
     try:
-        for batch in read(file, [client, *kept], (client, *ids)):
+        for batch in read(file, names, ids_and_client):
             columns = to_columns(batch, first_row)
-            clean_columns(columns[client], {name: columns[name] for name in kept}, ids, first_row)
+            owner = columns[client] if client else np.zeros(batch.num_rows, np.int64)
+            clean_columns(owner, {name: columns[name] for name in kept}, ids, first_row)
             yield columns
             first_row += batch.num_rows
     except (UserError, pa.ArrowException, OSError) as error:
-        found = _bad_cell(file, [client, *kept], (client, *ids)) if _kind(file) in DELIMITERS else None
+        found = _bad_cell(file, names, ids_and_client) if _kind(file) in DELIMITERS else None
         raise found or UserError(f"{file}: {error}") from error
 
 

@@ -183,7 +183,7 @@ class Simulation:
         records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
         for i, record in enumerate(records):
             if not outcome.finite[i]:
-                raise self._diverged(record, call.cohorts[i])
+                raise diverged(record, self.store.client_ids[call.cohorts[i].clients].tolist())
         return records
 
     def _call(self, state: ServerState, call: _Call) -> tuple[ServerState, Outcome]:
@@ -220,15 +220,6 @@ class Simulation:
             broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
         )
 
-    def _diverged(self, record: Record, cohort: Cohort) -> UserError:
-        names = self.store.client_ids[cohort.clients].tolist()
-        shown = ", ".join(map(str, names[:10])) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
-        return UserError(
-            f"the server's parameters are no longer finite after round {record.round} (clients {shown}; mean loss "
-            f"{record.loss:.4g}). Lower the server's or the clients' learning rate, or run --backend plain to look "
-            f"at single clients."
-        )
-
     # Staged calls
 
     def _padded(self, shelf: stage.Shelf) -> stage.Shelf:
@@ -256,3 +247,15 @@ class Simulation:
 def round_rng(seed: int, round_number: int) -> jax.Array:
     """The randomness of a round; a client folds its own number into it."""
     return jax.random.fold_in(jax.random.key(seed), round_number)
+
+
+def diverged(record: Record, clients: list[Any]) -> UserError:
+    """Words for a run that cannot go on."""
+    shown = ", ".join(map(str, clients[:10])) + (
+        f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    )
+    return UserError(
+        f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}; "
+        f"clients {shown}). Lower the learning rates of the server or the clients, or look at single clients "
+        f"with --set simulation.backend=plain."
+    )

@@ -5,18 +5,33 @@ The oracle for the compiled rounds, and the debugger that names the client that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from partwise import server
-from partwise.aggregation.total import add_report, zero_total
-from partwise.algorithms.base import Algorithm
+from partwise.aggregation.total import Total, add_report, zero_total
+from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.algorithms.device import Device, choose_keys, read_report, send
+from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.server import ServerState
+from partwise.simulation.loop import INIT_ROUND, Record, diverged, round_rng
 from partwise.types import UserError
+
+
+class PlainRound(NamedTuple):
+    """A round's new state, and what the server saw of it."""
+
+    state: ServerState
+    total: Total
+    bytes_down: int
+    bytes_up: int
+    empty: int
+    broken: tuple[Any, ...]
 
 
 def plain_round(
@@ -26,20 +41,77 @@ def plain_round(
     store: ClientStore,
     clients: Sequence[int],
     rng: jax.Array,
-) -> ServerState:
+) -> PlainRound:
     """One round with the clients at these positions of the store."""
     partition = algorithm.partition
     total = zero_total(state.params, server.trainable(partition, state.params))
+    down, up, empty, broken = 0, 0, 0, []
     for position in clients:
-        examples = store.gather([position])
+        examples, name = store.gather([position]), store.client_ids[position].item()
         try:
             keys = choose_keys(partition, examples)
-            answer = device.report(send(partition, state.params, keys, rng), examples)
+            message = send(partition, state.params, keys, rng)
+            answer = device.report(message, examples)
         except Exception as error:
-            raise UserError(f"client {store.client_ids[position]!r} failed: {error}") from error
+            raise UserError(f"client {name!r} failed: {error}") from error
         report = read_report(answer)
+        down, up = down + len(message), up + len(answer)
         if not all(np.isfinite(change).all() for change in report.update.values()):
+            broken.append(name)
             continue
-        total = add_report(partition, total, report, algorithm.aggregator.weigh(report), keys)
+        weight = algorithm.aggregator.weigh(report)
+        empty += int(weight == 0)
+        total = add_report(partition, total, report, weight, keys)
     mean = algorithm.aggregator.decode(total)
-    return server.step(state, algorithm.optimizer, mean, total.weight > 0)
+    state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
+    return PlainRound(state, total, down, up, empty, tuple(broken))
+
+
+class PlainSimulation:
+    """`Simulation` as a plain loop; bytes are those of the messages themselves."""
+
+    lanes = 1
+
+    def __init__(
+        self,
+        build: Build,
+        rates: Mapping[str, float],
+        store: ClientStore,
+        recruiting: Recruiting,
+        *,
+        seed: int = 0,
+    ):
+        self.algorithm = build(dict(rates))
+        self.store, self.seed, self.round = store, seed, 0
+        self.recruiting = recruiting.check(store.num_clients)
+        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.state = server.init_state(self.algorithm.partition, self.algorithm.optimizer, params)
+        self._device = Device(self.algorithm)
+
+    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+        """Run that many rounds, one record at a time."""
+        for _ in range(num_rounds):
+            began = time.perf_counter()
+            cohort = recruit(self.recruiting, self.store.counts, self.seed, self.round)
+            rng = round_rng(self.seed, self.round)
+            done = plain_round(
+                self.algorithm, self._device, self.state, self.store, cohort.clients.tolist(), rng
+            )
+            self.state, self.round = done.state, self.round + 1
+            loss = done.total.loss
+            record = Record(
+                round=self.round,
+                seconds=time.perf_counter() - began,
+                clients=int(done.total.clients),
+                examples=int(self.store.counts[cohort.clients].sum()),
+                loss=float(loss.value / loss.weight) if loss.weight > 0 else float("nan"),
+                bytes_down=done.bytes_down,
+                bytes_up=done.bytes_up,
+                empty=done.empty,
+                dropped=cohort.dropped,
+                too_small=cohort.too_small,
+                broken=done.broken,
+            )
+            if not server.is_finite(self.state):
+                raise diverged(record, self.store.client_ids[cohort.clients].tolist())
+            yield [record]

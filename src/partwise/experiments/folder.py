@@ -1,0 +1,169 @@
+"""A run's folder: what is in it, written so that a kill at any moment loses no more than a call's rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partwise.checkpoint import load_arrays, load_tree, save_arrays, save_tree, write_file
+from partwise.config.settings import Config, read_toml
+from partwise.simulation.loop import Record
+from partwise.types import UserError
+
+KEEP_CHECKPOINTS = 2
+
+
+class Checkpoint(NamedTuple):
+    """A saved state of the server."""
+
+    path: Path
+    header: dict[str, Any]  # round, lanes
+
+    def load(self, like: Any) -> Any:
+        """The state, in the structure of `like`."""
+        return load_tree(self.path, like)[0]
+
+
+class Folder:
+    """config.toml, metrics.jsonl, summary.json, model.safetensors, vocabularies.json, checkpoints/."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    # Configuration
+
+    def start(
+        self, config: Config, options: Mapping[str, Any], vocabularies: Mapping[str, np.ndarray]
+    ) -> None:
+        """A new run: refuses a folder that holds one already."""
+        if self.exists():
+            raise UserError(
+                f"'{self.path}' already holds a run: add --resume to go on, or choose another --out"
+            )
+        self._make()
+        write_file(self.path / "config.toml", config.to_toml().encode())
+        write_file(self.path / "model.json", _json(options))
+        write_file(self.path / "vocabularies.json", _json({n: v.tolist() for n, v in vocabularies.items()}))
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"could not make the run folder '{self.path}': {error.strerror}") from None
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "config.toml").exists()
+
+    def config(self) -> Config:
+        """The configuration of the run in this folder."""
+        if not self.exists():
+            raise UserError(f"'{self.path}' holds no run (there is no config.toml in it)")
+        return Config().changed(read_toml(self.path / "config.toml"))
+
+    def model_options(self) -> dict[str, Any]:
+        """What rebuilds the run's model without its data."""
+        return self._read_json("model.json")
+
+    def vocabularies(self) -> dict[str, np.ndarray]:
+        """The source id of every key, by column."""
+        return {name: np.asarray(ids) for name, ids in self._read_json("vocabularies.json").items()}
+
+    # Records
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Add rounds to metrics.jsonl."""
+        try:
+            with open(self.path / "metrics.jsonl", "a") as file:
+                file.writelines(json.dumps(_plain(record)) + "\n" for record in records)
+        except OSError as error:
+            raise UserError(
+                f"could not write '{self.path / 'metrics.jsonl'}': {error.strerror}. Checkpoints are intact; make "
+                f"room, then go on with --resume."
+            ) from None
+
+    def records(self) -> list[dict[str, Any]]:
+        """All rounds so far; a last line that a kill cut short is left out."""
+        path = self.path / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        records = []
+        for line in lines:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
+
+    def forget_after(self, round_number: int) -> list[dict[str, Any]]:
+        """Drop the rounds after that one, which will be run again; the others are returned."""
+        kept = [record for record in self.records() if record["round"] <= round_number]
+        write_file(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in kept).encode())
+        return kept
+
+    # Checkpoints and results
+
+    def save_checkpoint(self, state: Any, round_number: int, header: Mapping[str, Any]) -> None:
+        """The server's state after a round; the ones before the last two go."""
+        folder = self.path / "checkpoints"
+        save_tree(folder / f"{round_number:08d}.safetensors", state, {"round": round_number, **header})
+        for old in sorted(folder.glob("*.safetensors"))[:-KEEP_CHECKPOINTS]:
+            old.unlink()
+
+    def last_checkpoint(self) -> Checkpoint | None:
+        """The last state that was saved, if there is one."""
+        saved = sorted((self.path / "checkpoints").glob("*.safetensors"))
+        return Checkpoint(saved[-1], load_arrays(saved[-1])[1]) if saved else None
+
+    def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """The server's leaves, by path."""
+        save_arrays(self.path / "model.safetensors", params, header)
+
+    def model(self) -> dict[str, np.ndarray]:
+        """The trained leaves; of a run that has not ended, an error."""
+        if not (self.path / "model.safetensors").exists():
+            raise UserError(
+                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out`"
+            )
+        return load_arrays(self.path / "model.safetensors")[0]
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """summary.json."""
+        write_file(self.path / "summary.json", _json(_plain(summary)))
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a run that has ended."""
+        return self._read_json("summary.json")
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except OSError as error:
+            raise UserError(f"could not read '{self.path / name}': {error.strerror}") from None
+        except json.JSONDecodeError as error:
+            raise UserError(f"'{self.path / name}' is damaged: {error}") from None
+
+
+def as_record(record: Record) -> dict[str, Any]:
+    """A line of metrics.jsonl, not evaluated yet."""
+    line = record._asdict()
+    loss = line.pop("loss")
+    return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: what is not a number is null."""
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if np.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,115 @@
+"""An unseen client with a file of its own: rebuild the local part, store it, refresh it, use it. All offline.
+
+FedRecon, section 4.1: "clients can perform reconstruction once and store local parameters for repeated use,
+optionally refreshing them periodically"; patent claim 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partwise.algorithms.device import Device, choose_keys, send
+from partwise.checkpoint import load_arrays, save_arrays
+from partwise.config.algorithms import evaluation_build
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore, group_rows
+from partwise.data.table import read_table
+from partwise.experiments.folder import Folder
+from partwise.simulation.evaluate import EVALUATION_ROUND
+from partwise.simulation.loop import round_rng
+from partwise.tasks import TASKS, Setting
+from partwise.types import UserError
+
+
+class ClientFile(NamedTuple):
+    """A client's own table: the rows that the model can use, which rows those are, and how many it cannot."""
+
+    examples: ClientStore
+    rows: np.ndarray  # [rows used] their numbers in the file
+    unknown: dict[str, int]  # column -> rows that name a key which the model does not have
+
+
+class Personal:
+    """A trained model on one client."""
+
+    def __init__(
+        self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
+    ):
+        self.setting, self.vocabularies = setting, vocabularies
+        needed = setting.partition.of("shared", "keyed", "frozen")
+        self.params = {p: leaf for p, leaf in params.items() if p in needed or p.startswith("default/")}
+        self.rng = round_rng(config.seed, EVALUATION_ROUND)
+        build, rates = evaluation_build(setting, config)
+        self.device = Device(build(rates))
+
+    @classmethod
+    def open(cls, run: str | Path) -> Personal:
+        """From a run's folder; its training data is not needed."""
+        folder = Folder(run)
+        config = folder.config()
+        if config.task not in TASKS:
+            raise UserError(
+                f"the run's task '{config.task}' is not a named one, so the folder alone cannot rebuild its model; "
+                f"use the Run that train() returned"
+            )
+        setting = TASKS[config.task].settings(**folder.model_options())[0]
+        return cls(config, setting, folder.model(), folder.vocabularies())
+
+    def personalize(
+        self, examples: ClientStore, local: Mapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray]:
+        """The local part, from fresh values or (to refresh it) from the one there was."""
+        return self.device.personalize(self._message(examples), examples, local)
+
+    def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
+        """The model's output for each example."""
+        return self.device.predict(self._message(examples), local, examples)
+
+    def _message(self, examples: ClientStore) -> bytes:
+        """What the client would fetch: here from the model at hand."""
+        partition = self.setting.partition
+        return send(partition, self.params, choose_keys(partition, examples), self.rng)
+
+    def read(self, path: str | Path, columns: tuple[str, ...]) -> ClientFile:
+        """One client's CSV or Parquet file with these columns, ids as in the source of the training data.
+
+        Rows with ids that the model has never met cannot be used; they are counted.
+        """
+        named = [name for name in columns if name in self.vocabularies]
+        table = read_table(path, client=None, columns=columns, ids=named)
+        rows, keep, unknown = dict(table.columns), np.ones(table.num_examples, bool), {}
+        for name in named:
+            keys, known = _look_up(self.vocabularies[name], table.vocabularies[name])
+            unknown[name] = int((~known[rows[name]]).sum())
+            keep &= known[rows[name]]
+            rows[name] = keys[rows[name]]
+        if not keep.any():
+            raise UserError(f"'{path}': none of its {len(keep)} rows names anything that the model knows")
+        rows = {name: values[keep] for name, values in rows.items()}
+        store = group_rows(np.zeros(int(keep.sum()), np.int64), rows, (), {"source": str(path)})
+        return ClientFile(store, np.flatnonzero(keep), unknown)
+
+
+def _look_up(vocabulary: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(key of each id, whether it has one); the vocabulary is sorted."""
+    if vocabulary.dtype.kind in "US" and values.dtype.kind not in "US":
+        values = values.astype(str)
+    place = np.minimum(np.searchsorted(vocabulary, values), len(vocabulary) - 1)
+    return place.astype(np.int32), vocabulary[place] == values
+
+
+def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
+    """Store a local part; it belongs to the client and goes nowhere else."""
+    save_arrays(Path(path), local, {"run": run, "kind": "local"})
+
+
+def load_local(path: str | Path) -> dict[str, np.ndarray]:
+    """A local part that was stored before."""
+    arrays, header = load_arrays(Path(path))
+    if header.get("kind") != "local":
+        raise UserError(f"'{path}' is not a local part written by `partwise personalize`")
+    return arrays

@@ -1,0 +1,44 @@
+"""Pictures of runs and tables, as PNG files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from partwise.checkpoint import write_file
+
+INK, QUIET = "#1f4e79", "#8a8a8a"
+
+
+def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    """Training loss by round, and the main metric of the validation clients."""
+    evaluated = [record for record in records if record["evaluation"]]
+    metric = next(iter(set(summary["best"]) & set(summary["test"])), None) or _first_metric(summary["test"])
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([r["round"] for r in records], [r["train"]["loss"] for r in records], color=INK, linewidth=0.8)
+    left.set(xlabel="round", ylabel="training loss", yscale="log")
+    rounds, values = [r["round"] for r in evaluated], [r["evaluation"][metric] for r in evaluated]
+    right.plot(rounds, values, color=INK, marker="o", markersize=3, label="validation clients")
+    right.axhline(summary["test"][metric], color=QUIET, linewidth=0.8, label="test clients, at the end")
+    if metric in summary["best"]:
+        right.axhline(summary["best"][metric], color="#b03a2e", linestyle="--", label="best reachable")
+    right.set(xlabel="round", ylabel=metric)
+    right.legend(frameon=False, fontsize=8)
+    figure.suptitle(f"{summary['algorithm']} on {summary['task']}, seed {summary['seed']}", fontsize=10)
+    save_picture(path, figure)
+
+
+def _first_metric(test: Mapping[str, Any]) -> str:
+    return next(name for name in test if name != "loss")
+
+
+def save_picture(path: Path, figure: Figure) -> None:
+    """A PNG, whole or not at all."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", dpi=130)
+    write_file(path, data.getvalue())

@@ -1,0 +1,217 @@
+"""Train, evaluate, resume: a task and a configuration into a run, recorded in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from partwise.config.algorithms import Prepared, prepare
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore
+from partwise.experiments.folder import Folder, as_record
+from partwise.experiments.personal import Personal
+from partwise.experiments.picture import learning_curve
+from partwise.model.partition import DEFAULT
+from partwise.simulation.clock import compile_seconds
+from partwise.simulation.evaluate import Evaluator
+from partwise.simulation.lanes import choose_lanes
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import PlainSimulation
+from partwise.tasks import Task, load_task
+from partwise.types import UserError
+
+Evaluate = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+class Status(NamedTuple):
+    """Where a run is, for a progress bar."""
+
+    round: int
+    rounds: int
+    loss: float
+    evaluation: Mapping[str, Any] | None
+
+
+Progress = Callable[[Status], None]
+
+
+def silent(status: Status) -> None:
+    """Show no progress."""
+
+
+class Run(NamedTuple):
+    """A finished run: its results and its model."""
+
+    config: Config
+    task: Task
+    params: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    records: list[dict[str, Any]]
+
+    @property
+    def test(self) -> Mapping[str, Any]:
+        """The metrics of the test clients."""
+        return self.summary["test"]
+
+    @property
+    def personal(self) -> Personal:
+        """The trained model for one client, which rebuilds and uses its local part offline."""
+        return Personal(self.config, self.task.personal, self.params, self.task.train.vocabularies)
+
+
+def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> tuple[Task, Config]:
+    """The task, and the configuration: defaults, then the task's published settings, then `changes`."""
+    name = task if isinstance(task, str) else task.name
+    given = dict(changes) | ({"data.path": str(data)} if data else {})
+    asked = Config(task=name).changed(given)
+    if isinstance(task, str):
+        options = {key: value for key, value in asked.data.items() if key != "path"}
+        task = load_task(name, asked.data.get("path"), **options)
+    return task, Config(task=name).changed(task.defaults).changed(given)
+
+
+def train(
+    task: str | Task = "planted",
+    *,
+    data: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = silent,
+    changes: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a task (by name, or one of your own) and evaluate it on its test clients.
+
+    `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
+    are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
+    run stopped.
+    """
+    changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
+    folder = Folder(out) if out is not None else None
+    if resume and folder is None:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    if resume and folder is not None and folder.exists():
+        saved = folder.config()
+        task = saved.task if isinstance(task, str) else task
+        loaded, config = resolve(task, data or saved.data.get("path"), saved.flat() | changes)
+        if dataclasses.replace(config, rounds=saved.rounds) != saved:
+            raise UserError("a resumed run keeps its configuration: only --rounds may be given with --resume")
+        return _train(loaded, config, folder, progress)
+    loaded, config = resolve(task, data, changes)
+    if folder is not None:
+        folder.start(config, loaded.options, loaded.train.vocabularies)
+    return _train(loaded, config, folder, progress)
+
+
+def _train(task: Task, config: Config, folder: Folder | None, progress: Progress) -> Run:
+    began, compiling = time.perf_counter(), compile_seconds()
+    prepared = prepare(task, config)
+    saved = folder.last_checkpoint() if folder else None
+    simulation = make_simulation(prepared, config, saved.header["lanes"] if saved else 0)
+    records: list[dict[str, Any]] = []
+    if folder and saved:
+        simulation.state, simulation.round = saved.load(simulation.state), saved.header["round"]
+        records = folder.forget_after(simulation.round)
+    evaluate = make_evaluator(prepared, config, task.validation)
+    every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
+    while simulation.round < config.rounds:
+        stop = min(_next(simulation.round, every), _next(simulation.round, saving), config.rounds)
+        fresh = []
+        for call in simulation.run(stop - simulation.round):
+            fresh += [as_record(record) for record in call]
+            progress(Status(simulation.round, config.rounds, call[-1].loss, None))
+        if stop % every == 0 or stop == config.rounds:
+            fresh[-1]["evaluation"] = evaluate(simulation.state.params)
+            progress(Status(stop, config.rounds, fresh[-1]["train"]["loss"], fresh[-1]["evaluation"]))
+        records += fresh
+        if folder:
+            folder.append(fresh)
+            if stop % saving == 0 or stop == config.rounds:
+                folder.save_checkpoint(simulation.state, stop, {"lanes": simulation.lanes})
+    test = make_evaluator(prepared, config, task.test)(simulation.state.params)
+    params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+    summary = _summary(task, config, records, test) | {
+        "lanes": simulation.lanes,
+        "seconds_total": time.perf_counter() - began,
+        "seconds_compile": compile_seconds() - compiling,
+    }
+    if folder:
+        folder.save_model(params, {"task": config.task, "round": simulation.round})
+        folder.save_summary(summary)
+        learning_curve(folder.path / "curve.png", records, summary)
+    return Run(config, task, params, summary, records)
+
+
+def _next(round_number: int, every: int) -> int:
+    """The next multiple; 0 means never."""
+    return (round_number // every + 1) * every if every > 0 else sys.maxsize
+
+
+def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simulation | PlainSimulation:
+    """The backend that the configuration names; lanes measured unless they are given."""
+    given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
+    if config.simulation.backend == "plain":
+        return PlainSimulation(*given, seed=config.seed)
+    if config.simulation.backend != "compiled":
+        raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
+    per_call = config.simulation.rounds_per_call
+    make = lambda count: Simulation(*given, seed=config.seed, lanes=count, rounds_per_call=per_call)
+    wanted = lanes or config.simulation.lanes
+    return make(wanted) if wanted else choose_lanes(make)
+
+
+def make_evaluator(prepared: Prepared, config: Config, store: ClientStore) -> Evaluate:
+    """Evaluation of these clients, with the leaves of the trained ones that it needs."""
+    setting = prepared.evaluated
+    evaluator = Evaluator(
+        prepared.evaluation, prepared.rates, store.select(setting.columns), seed=config.seed
+    )
+    needed = setting.partition.of("shared", "keyed", "frozen")
+    return lambda params: evaluator({p: v for p, v in params.items() if p in needed or p.startswith(DEFAULT)})
+
+
+def evaluate_run(
+    run: str | Path, split: str = "test", changes: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Evaluate a recorded run again, perhaps with other settings (another number of reconstruction steps)."""
+    folder = Folder(run)
+    saved = folder.config()
+    task, config = resolve(saved.task, saved.data.get("path"), saved.flat() | dict(changes or {}))
+    stores = {"train": task.train, "validation": task.validation, "test": task.test}
+    if split not in stores:
+        raise UserError(f"--split must be one of {', '.join(stores)}, not '{split}'")
+    return make_evaluator(prepare(task, config), config, stores[split])(folder.model())
+
+
+def _summary(task: Task, config: Config, records: list, test: Mapping[str, Any]) -> dict[str, Any]:
+    clients = max(sum(record["clients"] for record in records), 1)
+    return {
+        "task": config.task,
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "seconds_per_round": float(np.median([record["seconds"] for record in records]))
+        if records
+        else math.nan,
+        "test": dict(test),
+        "best": dict(task.best),
+        "bytes_down_per_client": sum(record["bytes_down"] for record in records) / clients,
+        "bytes_up_per_client": sum(record["bytes_up"] for record in records) / clients,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("partwise", "jax", "optax", "numpy")},
+        },
+    }

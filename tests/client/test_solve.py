@@ -1,0 +1,220 @@
+"""The closed form against ridge regression written out, and against gradient steps."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partwise.client import reconstruct, solve, update
+from partwise.client.batches import Schedule
+from partwise.client.split import alternate, everything
+from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
+from partwise.model.partition import keyed, local, partition
+from partwise.types import UserError
+
+NUM_ITEMS, DIM, PULL = 6, 3, 0.7
+COUNT = 11
+
+
+@pytest.fixture(scope="module")
+def model(biased_model):
+    return biased_model(NUM_ITEMS, DIM)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return model.init(jax.random.key(3))
+
+
+@pytest.fixture(scope="module")
+def store(make_ratings):
+    return make_ratings([COUNT], NUM_ITEMS - 1, seed=4)  # the last item is nobody's
+
+
+@pytest.fixture(scope="module")
+def clients(model, params, store, make_client):
+    """The same client, its vector starting from chance, from zero or from a learned default."""
+
+    def make(initial):
+        parts = partition(model, {"user": local(initial=initial), "item/*": keyed("item")})
+        return make_client(model, parts, params, store)
+
+    return {initial: make(initial) for initial in ("random", "zero", "learned")}
+
+
+def ridge(features, targets, pull, towards):
+    """argmin |features x - targets|^2 + pull |x - towards|^2."""
+    gram = features.T @ features + pull * np.eye(features.shape[1])
+    return np.linalg.solve(gram, features.T @ targets + pull * towards)
+
+
+def user_problem(params, store):
+    items = store.columns["item"]
+    table, offset = (np.asarray(params["item"][name], np.float64) for name in ("table", "offset"))
+    return table[items], store.columns["rating"] - offset[items] - float(params["base"][0])
+
+
+@pytest.mark.parametrize("initial", ["random", "zero", "learned"])
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_local_part_is_ridge_regression(clients, params, store, initial, batch_size):
+    """Wherever it starts, it ends at the minimum; the pull is towards the learned default, or zero."""
+    client = clients[initial]
+    found = jax.jit(lambda p: reconstruct.by_solving(PULL, batch_size)(client, p, everything))(begin(client))
+    towards = np.asarray(params["user"]) if initial == "learned" else np.zeros(DIM)
+    expected = ridge(*user_problem(params, store), PULL, towards)
+    np.testing.assert_allclose(found.local["user"], expected, rtol=1e-4, atol=1e-5)
+    assert found.shared is not None
+    np.testing.assert_array_equal(found.shared["base"], params["base"])
+    assert not found.deltas
+
+
+def test_only_the_support_set_counts(clients, params, store):
+    client, chosen = clients["zero"], [0, 1, 4, 5, 8, 9]
+    found = jax.jit(lambda p: reconstruct.by_solving(PULL)(client, p, alternate(2).support))(begin(client))
+    features, targets = user_problem(params, store)
+    expected = ridge(features[chosen], targets[chosen], PULL, np.zeros(DIM))
+    np.testing.assert_allclose(found.local["user"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("initial", ["random", "learned"])
+def test_gradient_steps_end_where_the_closed_form_is(clients, initial):
+    client = clients[initial]
+    steps = reconstruct.by_steps(Schedule(COUNT, None, 4000), 0.3, pull=PULL)
+    walked = jax.jit(lambda p: steps(client, p, everything))(begin(client))
+    solved = jax.jit(lambda p: reconstruct.by_solving(PULL)(client, p, everything))(begin(client))
+    np.testing.assert_allclose(walked.local["user"], solved.local["user"], rtol=1e-3, atol=1e-4)
+
+
+def item_problem(client, params, store):
+    """Features of one unknown change per (own row, dimension), per own offset, and of the base."""
+    items, ratings = store.columns["item"], store.columns["rating"]
+    user = np.asarray(begin(client).local["user"], np.float64)
+    table, offset = (np.asarray(params["item"][name], np.float64) for name in ("table", "offset"))
+    own, position = np.unique(items, return_inverse=True)
+    features = np.zeros((len(items), len(own) * (DIM + 1) + 1))
+    for row, p in zip(features, position, strict=True):
+        row[p * DIM : (p + 1) * DIM] = user
+        row[len(own) * DIM + p] = 1
+        row[-1] = 1
+    return features, ratings - table[items] @ user - offset[items] - float(params["base"][0]), len(own)
+
+
+@pytest.mark.parametrize("most_dense", [512, 0], ids=["dense", "conjugate gradients"])
+def test_shared_and_keyed_part_is_ridge_regression(clients, params, store, monkeypatch, most_dense):
+    """The global half of alternating minimisation, pulled to what was received; both ways of solving."""
+    monkeypatch.setattr(solve, "MOST_DENSE", most_dense)
+    client = clients["random"]
+    trained = jax.jit(lambda p: update.by_solving(PULL)(client, p, everything))(begin(client))
+    features, targets, num_own = item_problem(client, params, store)
+    change = ridge(features, targets, PULL, np.zeros(features.shape[1]))
+    table = change[: num_own * DIM].reshape(num_own, DIM)
+    np.testing.assert_allclose(trained.progress.deltas["item/table"], table, rtol=1e-3, atol=2e-4)
+    np.testing.assert_allclose(
+        trained.progress.deltas["item/offset"], change[num_own * DIM : -1], rtol=1e-3, atol=2e-4
+    )
+    np.testing.assert_allclose(
+        trained.progress.shared["base"], params["base"] + change[-1:], rtol=1e-3, atol=2e-4
+    )
+    np.testing.assert_array_equal(trained.progress.local["user"], begin(client).local["user"])
+
+
+def test_without_examples_the_part_is_where_it_is_pulled_to(model, params, make_store, make_client):
+    parts = partition(model, {"user": local(initial="learned"), "item/*": keyed("item")})
+    nobody = make_store([0], item=np.zeros(0, np.int32), rating=np.zeros(0, np.float32))
+    client = make_client(model, parts, params, nobody)
+    started = begin(client)._replace(local={"user": jnp.ones(DIM)})
+    found = reconstruct.by_solving(PULL)(client, started, everything)
+    np.testing.assert_allclose(found.local["user"], params["user"], rtol=1e-5)
+
+
+def test_a_neighbours_broken_value_does_not_reach_an_empty_client(clients):
+    client = clients["zero"]
+    poisoned = {"item": jnp.zeros(1, jnp.int32), "rating": jnp.full(1, jnp.nan)}
+    examples = client.examples._replace(
+        columns=poisoned,
+        positions={"item": jnp.zeros(1, jnp.int32)},
+        count=jnp.asarray(0),
+        longest=jnp.asarray(5),
+    )
+    client = client._replace(examples=examples)
+    found = jax.jit(lambda p: reconstruct.by_solving(PULL)(client, p, everything))(begin(client))
+    np.testing.assert_array_equal(found.local["user"], np.zeros(DIM))
+
+
+def test_alternating_minimisation_never_goes_up(clients):
+    """Each half minimises one objective over its own part: the loss, the pull on l, and the pull on g."""
+    client = clients["random"]
+
+    def objective(progress):
+        progress = with_deltas(client, progress)
+        at = anchor(client, progress)
+        pulls = [
+            jnp.sum(jnp.square(a - b))
+            for a, b in zip(
+                jax.tree_util.tree_leaves(get_parts(progress, ("shared", "keyed", "local"))),
+                jax.tree_util.tree_leaves(get_parts(at, ("shared", "keyed", "local"))),
+                strict=True,
+            )
+        ]
+        return total(progress) + PULL * sum(pulls)
+
+    def total(progress):
+        examples = client.examples
+        rows = {
+            path: table.at[examples.keys["item"].rows].add(progress.deltas[path])
+            for path, table in client.received.tables.items()
+        }
+        merged = client.partition.merge({**progress.shared, **rows}, local_values(client, progress))
+        outputs = client.model.predict(merged, examples.columns, client.rng)
+        return jnp.sum(client.model.loss(outputs, examples.columns))
+
+    @jax.jit
+    def passes(progress):
+        values = [objective(progress)]
+        for _ in range(4):
+            progress = reconstruct.by_solving(PULL)(client, progress, everything)
+            values.append(objective(progress))
+            progress = update.by_solving(PULL)(client, progress, everything).progress
+            values.append(objective(progress))
+        return jnp.stack(values)
+
+    values = np.asarray(passes(begin(client)))
+    assert (np.diff(values) <= 1e-4 * values[:-1]).all(), values
+    assert values[-1] < 0.7 * values[0]
+    assert values[-1] < values[2] * 0.999  # passes after the first still help
+
+
+@pytest.mark.parametrize(
+    ("loss", "groups"),
+    [
+        (lambda outputs, batch: jnp.square(outputs - batch["rating"]) ** 2, ("local",)),
+        (lambda outputs, batch: jnp.square(jnp.tanh(outputs) - batch["rating"]), ("local",)),
+        (lambda outputs, batch: jnp.square(outputs - batch["rating"]), ("local", "keyed")),
+    ],
+    ids=["fourth power", "squashed", "both factors at once"],
+)
+def test_losses_without_a_closed_form_are_refused(clients, loss, groups):
+    client = clients["random"]
+    client = client._replace(model=client.model._replace(loss=loss))
+    words = r"least squares in the " + " and ".join(groups) + r" part, but this loss is not.*Use gradient steps"
+    with pytest.raises(UserError, match=words):
+        solve.check_quadratic(client, begin(client), groups)
+
+
+def test_least_squares_is_accepted(clients):
+    assert reconstruct.check_solvable(clients["learned"]) is None
+    assert solve.check_quadratic(clients["zero"], begin(clients["zero"]), ("shared", "keyed")) is None
+
+
+def test_closed_form_update_with_a_learned_default_is_refused(clients):
+    """The default moves the local vector, which multiplies the rows: that is not least squares in both."""
+    client = clients["learned"]
+    with pytest.raises(UserError, match="learned"):
+        update.by_solving(PULL)(client, begin(client), everything)
+
+
+def test_a_negative_pull_is_refused():
+    with pytest.raises(UserError, match="must not be negative, not -1"):
+        reconstruct.by_solving(-1)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partwise.client.split import Subset, alternate, everything, halves, none
+from partwise.types import UserError
+
+
+def members(subset: Subset, n: int) -> list[int]:
+    return [int(subset.index(j, n)) for j in range(int(subset.count(n)))]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 16, 60])
+def test_alternate_deals_batches_in_turn(batch_size):
+    for n in range(51):
+        batches = [list(range(n))[i : i + batch_size] for i in range(0, n, batch_size)]
+        assert members(alternate(batch_size).support, n) == sum(batches[0::2], [])
+        assert members(alternate(batch_size).query, n) == sum(batches[1::2], [])
+
+
+@pytest.mark.parametrize("percent", [1, 30, 50, 80, 99])
+def test_halves_cuts_once(percent):
+    for n in range(51):
+        cut = -(-n * percent // 100)
+        assert members(halves(percent).support, n) == list(range(cut))
+        assert members(halves(percent).query, n) == list(range(cut, n))
+
+
+def test_none_uses_everything_twice():
+    for n in range(51):
+        assert members(none().support, n) == members(none().query, n) == list(range(n))
+
+
+@pytest.mark.parametrize("split", [alternate(3), halves(30), none()], ids=["alternate", "halves", "none"])
+def test_a_split_is_the_same_inside_jit(split):
+    """Numbers of a lane are traced values; Python's are the twin."""
+    n = np.arange(20)
+    for subset in split:
+        counts = jax.jit(subset.count)(jnp.asarray(n))
+        assert counts.tolist() == [int(subset.count(int(k))) for k in n]
+        index = jax.jit(lambda j, subset=subset: subset.index(j, 19))(jnp.arange(int(subset.count(19))))
+        assert index.tolist() == members(subset, 19)
+
+
+def test_everything_is_the_identity():
+    assert members(everything, 4) == [0, 1, 2, 3]
+
+
+def test_splits_that_make_no_sense_are_refused():
+    with pytest.raises(UserError, match="alternate: the batch size must be at least 1, not 0"):
+        alternate(0)
+    for percent in (0, 100, -5):
+        with pytest.raises(UserError, match=f"between 1 and 99 percent, not {percent}"):
+            halves(percent)
