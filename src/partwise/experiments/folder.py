@@ -79,7 +79,7 @@ class Folder:
         """Add rounds to metrics.jsonl."""
         try:
             with open(self.path / "metrics.jsonl", "a") as file:
-                file.writelines(json.dumps(_plain(record)) + "\n" for record in records)
+                file.writelines(json.dumps(to_plain(record)) + "\n" for record in records)
         except OSError as error:
             raise UserError(
                 f"could not write '{self.path / 'metrics.jsonl'}': {error.strerror}. Checkpoints are intact; make "
@@ -132,7 +132,7 @@ class Folder:
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json."""
-        write_file(self.path / "summary.json", _json(_plain(summary)))
+        write_file(self.path / "summary.json", _json(to_plain(summary)))
 
     def summary(self) -> dict[str, Any]:
         """The summary of a run that has ended."""
@@ -158,12 +158,12 @@ def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """JSON has no NaN: what is not a number is null."""
     if isinstance(value, Mapping):
-        return {name: _plain(inner) for name, inner in value.items()}
+        return {name: to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
+        return [to_plain(inner) for inner in value]
     if isinstance(value, float | np.floating):
         return float(value) if np.isfinite(value) else None
     return value.item() if isinstance(value, np.generic) else value

@@ -34,14 +34,15 @@ class Evaluator:
         self._programs: dict[Any, Any] = {}
         self._staged: list[tuple[Any, stage.Plan, dict[str, int]]] = []
 
-    def sums(self, params: Mapping[str, Any]) -> dict[str, Sums]:
+    def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
         """Every metric of every client, as sums [clients], in the store's order."""
+        rates = {name: np.float32(rate) for name, rate in (rates or self.rates).items()}
         params = jax.device_put(dict(params), everywhere(self.mesh))
         rng = round_rng(self.seed, EVALUATION_ROUND)
         parts: dict[str, Sums] = {}
         for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
             shelf, plan, capacities = self._stage(first)
-            result = to_host(self._program(capacities)(params, shelf, plan, rng))
+            result = to_host(self._program(capacities)(rates, params, shelf, plan, rng))
             order = plan.slots.client[0]
             for name, sums in result.items():
                 whole = parts.setdefault(name, Sums(*(np.zeros(self.store.num_clients) for _ in range(2))))
@@ -49,9 +50,9 @@ class Evaluator:
                     target[first + order[order >= 0]] = values[order >= 0]
         return parts
 
-    def __call__(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Metrics pooled over examples, and mean and percentiles over clients."""
-        return summarize(self.algorithm.model, self.sums(params))
+        return summarize(self.algorithm.model, self.sums(params, rates))
 
     def _stage(self, first: int) -> tuple[Any, stage.Plan, dict[str, int]]:
         if self._staged and self.store.num_clients <= CLIENTS_PER_CALL:
@@ -67,12 +68,14 @@ class Evaluator:
     def _program(self, capacities: dict[str, int]) -> Any:
         key = tuple(sorted(capacities.items()))
         if key not in self._programs:
-            self._programs[key] = _compile(self.build, self.rates, self.mesh, capacities)
+            self._programs[key] = _compile(self.build, self.mesh, capacities)
         return self._programs[key]
 
 
-def _compile(build: Build, rates: Mapping[str, float], mesh: Any, capacities: Mapping[str, int]) -> Any:
-    def on_device(params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array) -> Any:
+def _compile(build: Build, mesh: Any, capacities: Mapping[str, int]) -> Any:
+    def on_device(
+        rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
+    ) -> Any:
         algorithm = build(rates)
         received = receive(algorithm.partition, params)
         plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
@@ -87,7 +90,7 @@ def _compile(build: Build, rates: Mapping[str, float], mesh: Any, capacities: Ma
         return jax.tree_util.tree_map(lambda x: x[None], sums)
 
     mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
+        on_device, mesh=mesh, in_specs=(P(), P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
     )
     return jax.jit(mapped)
 
@@ -95,6 +98,7 @@ def _compile(build: Build, rates: Mapping[str, float], mesh: Any, capacities: Ma
 def summarize(model: Model, sums: Mapping[str, Sums]) -> dict[str, Any]:
     """What is told of an evaluation."""
     finish = {name: metric.finish for name, metric in model.metrics.items()}
+    sums = {name: sums[name] for name in (*model.metrics, "loss")}
     held = next(iter(sums.values())).weight > 0
     return {
         **over_examples(sums, finish),

@@ -121,7 +121,7 @@ class Simulation:
         result = {}
         for space in self.partition.spaces:
             values = sum(int(np.prod(self.store.columns[n].shape[1:])) for n in self.partition.columns[space])
-            result[space] = min(longest * values, self.partition.num_keys(space))
+            result[space] = stage.key_capacity(min(longest * values, self.partition.num_keys(space)))
         return result
 
     # Running

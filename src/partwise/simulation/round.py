@@ -7,7 +7,7 @@ and meet in one `psum`. Many rounds run in one compiled call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,11 +20,12 @@ from partwise.aggregation.total import Report, Total, zero_total
 from partwise.algorithms.base import Algorithm, Build
 from partwise.client.batches import Examples, Keys
 from partwise.client.state import Client
-from partwise.metrics import Sums
+from partwise.metrics import Sums, add_sums
+from partwise.model.partition import Partition
 from partwise.selection.slices import Received, receive
 from partwise.server import ServerState
 from partwise.simulation.mesh import AXIS
-from partwise.simulation.stage import Plan, Shelf, Slots
+from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
 class Outcome(NamedTuple):
@@ -36,6 +37,15 @@ class Outcome(NamedTuple):
     finite: jax.Array  # whether the server's parameters still are
     weights: jax.Array  # [chunks, lanes] per device; 0: empty query set
     broken: jax.Array  # [chunks, lanes]: a non-finite update, dropped
+
+
+class Lanes(NamedTuple):
+    """What the clients of a chunk returned; every leaf has a leading lane axis (but `keys.rows`)."""
+
+    report: Report
+    weight: jax.Array
+    broken: jax.Array
+    keys: Mapping[str, Keys]
 
 
 def lane_client(
@@ -58,34 +68,49 @@ def lane_client(
     )
 
 
-def own_rows(keys: Keys, num_rows: int) -> jax.Array:
-    """The table rows of a client's keys, padded with a row that does not exist."""
-    position = jnp.arange(keys.capacity)
+def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
+    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
+    position = first + jnp.arange(size)
     rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
     return jnp.where(position < keys.count, rows, num_rows)
 
 
-def _add_lanes(
-    algorithm: Algorithm, total: Total, reports: Report, weights: jax.Array, rows: Mapping
-) -> Total:
+def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
     """`add_report` for all lanes at once."""
-    update = {}
+    update, reports, weights = {}, lanes.report, lanes.weight
     for path, summed in total.update.items():
         change = reports.update[path]
-        if path in algorithm.partition.of("keyed"):
-            scaled = change * weights.reshape(-1, *[1] * (change.ndim - 1))
-            flat = scaled.reshape(-1, *change.shape[2:])
-            update[path] = summed.at[rows[algorithm.partition.roles[path].space].ravel()].add(
-                flat, mode="drop"
-            )
+        used = lambda x, change=change: jnp.where(
+            lanes.broken.reshape(-1, *[1] * (change.ndim - 1)),
+            0,
+            x * weights.reshape(-1, *[1] * (change.ndim - 1)),
+        )
+        if path in partition.of("keyed"):
+            update[path] = _scatter_lanes(summed, lanes.keys[partition.roles[path].space], change, used)
         else:
-            update[path] = summed + jnp.tensordot(weights, change, 1)
+            update[path] = summed + jnp.sum(used(change), axis=0)
+    loss = Sums(*(jnp.sum(jnp.where(lanes.broken, 0, part)) for part in reports.loss))
     return Total(
-        update,
-        total.weight + weights.sum(),
-        total.clients + (weights > 0).sum(),
-        Sums(total.loss.value + reports.loss.value.sum(), total.loss.weight + reports.loss.weight.sum()),
+        update, total.weight + weights.sum(), total.clients + (weights > 0).sum(), add_sums(total.loss, loss)
     )
+
+
+def _scatter_lanes(summed: jax.Array, keys: Keys, change: jax.Array, used: Callable) -> jax.Array:
+    """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane."""
+    size = min(KEY_BLOCK, keys.capacity)
+    rows_of = jax.vmap(
+        lambda start, count, first: own_rows(
+            Keys(keys.rows, start, count, keys.capacity), first, size, len(summed)
+        ),
+        in_axes=(0, 0, None),
+    )
+
+    def block(i: jax.Array, summed: jax.Array) -> jax.Array:
+        part = jax.lax.dynamic_slice_in_dim(change, i * size, size, axis=1)
+        rows = rows_of(keys.start, keys.count, i * size)
+        return summed.at[rows.ravel()].add(used(part).reshape(-1, *change.shape[2:]), mode="drop")
+
+    return jax.lax.fori_loop(0, -(-jnp.max(keys.count) // size), block, summed)
 
 
 def one_round(
@@ -99,20 +124,23 @@ def one_round(
     """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort."""
     received = receive(algorithm.partition, state.params)
     paths = server.trainable(algorithm.partition, state.params)
-    num_rows = {space: received.tables[p[0]].shape[0] for space, p in algorithm.partition.spaces.items()}
 
-    def lane(slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array, dict]:
-        client = lane_client(algorithm, received, shelf, slot, longest, rng, capacities)
-        report = algorithm.client(client)
+    def lane(slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
+        report = algorithm.client(lane_client(algorithm, received, shelf, slot, longest, rng, capacities))
         weight = algorithm.aggregator.weigh(report)
         broken = ~tree.all_finite((report.update, weight))
-        report = tree.where(broken, jax.tree_util.tree_map(jnp.zeros_like, report), report)
-        rows = {space: own_rows(keys, num_rows[space]) for space, keys in client.examples.keys.items()}
-        return report, jnp.where(broken, 0, weight), broken, rows
+        return report, jnp.where(broken, 0, weight), broken
 
     def chunk(total: Total, share: Plan) -> tuple[Total, tuple[jax.Array, jax.Array]]:
-        reports, weights, broken, rows = jax.vmap(lane, in_axes=(0, None))(share.slots, share.longest)
-        return _add_lanes(algorithm, total, reports, weights, rows), (weights, broken)
+        reports, weights, broken = jax.vmap(lane, in_axes=(0, None))(share.slots, share.longest)
+        keys = {
+            space: Keys(rows, share.slots.key_start[space], share.slots.key_count[space], capacities[space])
+            for space, rows in shelf.keys.items()
+        }
+        return _add_lanes(total, Lanes(reports, weights, broken, keys), algorithm.partition), (
+            weights,
+            broken,
+        )
 
     total, (weights, broken) = jax.lax.scan(chunk, zero_total(state.params, paths), plan)
     total = jax.lax.psum(total, AXIS)
@@ -149,7 +177,7 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
     def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
         plan = Plan(jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots), jnp.squeeze(plan.longest, 1))
-        over_runs: Any = (0, 0, None, (0, None), 0, None, None)
+        over_runs: Any = (0, 0, None, Plan(0, None), 0, None, None)  # pyright: ignore[reportArgumentType]
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)

@@ -16,6 +16,8 @@ from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
 
+KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
+
 
 class Shelf(NamedTuple):
     """Examples and keys of many clients, packed; the same for all lanes."""
@@ -53,8 +55,14 @@ class Population(NamedTuple):
     spaces: Mapping[str, tuple[str, ...]]  # key space -> its columns
 
     def capacities(self) -> dict[str, int]:
-        """The most keys that any client has, by space."""
-        return {space: max(int(own.counts.max(initial=0)), 1) for space, own in self.keys.items()}
+        """Room for the keys of any client, by space."""
+        return {space: key_capacity(own.counts.max(initial=0)) for space, own in self.keys.items()}
+
+
+def key_capacity(most: int) -> int:
+    """Room for so many keys: whole blocks, if there is more than one."""
+    most = max(int(most), 1)
+    return most if most <= KEY_BLOCK else -(-most // KEY_BLOCK) * KEY_BLOCK
 
 
 def populate(store: ClientStore, partition: Partition) -> Population:

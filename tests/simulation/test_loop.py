@@ -1,0 +1,192 @@
+"""What can go wrong in a round, and what a record says of it."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from partwise import server
+from partwise.algorithms.fed_recon import fed_recon
+from partwise.client import reconstruct, split, update
+from partwise.client.batches import Schedule
+from partwise.data.cohort import Recruiting, recruit
+from partwise.model.partition import frozen, keyed, local, partition
+from partwise.simulation import loop
+from partwise.simulation.loop import Simulation
+from partwise.simulation.mesh import make_mesh
+from partwise.simulation.plain import PlainSimulation
+from partwise.types import UserError
+
+NUM_ITEMS, DIM = 12, 2
+COUNTS = [6, 3, 9, 4, 7]
+IDS = ["ann", "bob", "cat", "dan", "eve"]
+RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
+
+
+@pytest.fixture(scope="module")
+def model(biased_model):
+    return biased_model(NUM_ITEMS, DIM)
+
+
+@pytest.fixture(scope="module")
+def build(model):
+    parts = partition(model, {"user": local(), "item/*": keyed("item"), "base": frozen()})
+    return lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.halves(),
+        reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
+        update=update.by_steps(Schedule(4), rates["update"]),
+        optimizer=server.sgd(rates["server"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def store(make_ratings):
+    return make_ratings(COUNTS, NUM_ITEMS, seed=6, ids=IDS)
+
+
+def poisoned(store, position):
+    """The same store, but one rating of this client is not a number."""
+    rating = store.columns["rating"].copy()
+    rating[store.starts[position] + store.counts[position] - 1] = np.nan
+    rating[store.starts[position]] = np.nan
+    return type(store)({**store.columns, "rating": rating}, store.starts, store.counts, store.client_ids)
+
+
+def simulate(build, store, recruiting=None, rates=RATES, **settings):
+    settings = {"seed": 1, "lanes": 3, "num_devices": 1, "rounds_per_call": 1} | settings
+    return Simulation(build, rates, store, recruiting or Recruiting(store.num_clients), **settings)
+
+
+def finish(simulation, rounds=1):
+    records = [record for call in simulation.run(rounds) for record in call]
+    return {path: np.array(leaf) for path, leaf in simulation.state.params.items()}, records
+
+
+@pytest.mark.parametrize("kind", ["compiled", "staged", "plain"])
+@pytest.mark.parametrize("position", [0, 2, 4])
+def test_a_broken_client_is_dropped_counted_and_named(build, store, monkeypatch, kind, position):
+    """The rest of the round equals the round without it; six lanes for five clients leave one empty."""
+    if kind == "staged":
+        monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    make = simulate if kind != "plain" else _plain
+    found, (record,) = finish(make(build, poisoned(store, position)))
+    others = store.take(np.delete(np.arange(5), position))
+    expected, (without,) = finish(_plain(build, others))
+    assert record.broken == (IDS[position],)
+    assert record.clients == without.clients == 4
+    assert record.empty == 0
+    np.testing.assert_allclose(record.loss, without.loss, rtol=1e-5)
+    for path in expected:
+        np.testing.assert_allclose(found[path], expected[path], rtol=1e-5, atol=1e-6)
+
+
+def _plain(build, store, recruiting=None, rates=RATES):
+    return PlainSimulation(build, rates, store, recruiting or Recruiting(store.num_clients), seed=1)
+
+
+@pytest.mark.parametrize("make", [simulate, _plain], ids=["compiled", "plain"])
+def test_a_diverging_run_ends_with_the_round_and_its_clients(build, store, make):
+    huge = type(store)(
+        {**store.columns, "rating": store.columns["rating"] * 100}, store.starts, store.counts, store.client_ids
+    )
+    simulation = make(build, huge, rates=RATES | {"server": 3e38})
+    with pytest.raises(UserError, match=r"no longer finite after round 1 \(.*ann.*Lower the learning rates"):
+        finish(simulation)
+
+
+def test_a_client_that_fails_is_named_by_the_plain_loop(build, store):
+    outside = type(store)(
+        {**store.columns, "item": np.where(np.arange(29) == 10, NUM_ITEMS, store.columns["item"])},
+        store.starts,
+        store.counts,
+        store.client_ids,
+    )
+    with pytest.raises(UserError, match=r"client 'cat' failed: column 'item' holds keys"):
+        finish(_plain(build, outside))
+
+
+def test_a_record_counts_bytes_and_examples(build, store):
+    """Down: own rows of table and offset, and the frozen base. Up: the same without what is frozen."""
+    _, (record,) = finish(simulate(build, store))
+    own = sum(len(np.unique(store.examples(k)["item"])) for k in range(5))
+    assert record.bytes_down == 4 * own * (DIM + 1) + 5 * 4
+    assert record.bytes_up == 4 * own * (DIM + 1)
+    assert record.examples == sum(COUNTS)
+    assert record.round == 1
+    assert record.seconds >= 0
+
+
+def test_recruiting_shows_in_the_records(build, make_ratings):
+    """Over-selection, dropout and small clients, as `recruit` says, in the compiled and the plain loop."""
+    store = make_ratings([1, 8, 2, 9, 7, 3, 6, 5, 4, 8], NUM_ITEMS, seed=3)
+    recruiting = Recruiting(4, over_selection=2, dropout=0.3, min_examples=4)
+    compiled, told = finish(simulate(build, store, recruiting, rounds_per_call=3), 3)
+    plain, expected = finish(_plain(build, store, recruiting), 3)
+    for path in plain:
+        np.testing.assert_allclose(compiled[path], plain[path], rtol=1e-5, atol=1e-6)
+    for number, (record, other) in enumerate(zip(told, expected, strict=True)):
+        cohort = recruit(recruiting, store.counts, 1, number)
+        assert (record.dropped, record.too_small) == (cohort.dropped, cohort.too_small)
+        assert record.clients == other.clients == len(cohort.clients)
+        assert record.examples == store.counts[cohort.clients].sum()
+    assert sum(record.dropped for record in told) > 0
+    assert sum(record.too_small for record in told) > 0
+
+
+@pytest.mark.parametrize("resident", [True, False], ids=["resident", "staged"])
+def test_a_round_without_anybody_changes_nothing(build, store, monkeypatch, resident):
+    if not resident:
+        monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    simulation = simulate(build, store, Recruiting(3, min_examples=1000))
+    before = {path: np.array(leaf) for path, leaf in simulation.state.params.items()}
+    after, (record,) = finish(simulation)
+    assert (record.clients, record.examples, record.too_small) == (0, 0, 3)
+    assert np.isnan(record.loss)
+    for path in before:
+        np.testing.assert_array_equal(after[path], before[path])
+
+
+def test_a_cohort_larger_than_the_population_is_refused(build, store):
+    with pytest.raises(UserError, match=r"cohort of 6 clients was asked for, but the population has only 5"):
+        simulate(build, store, Recruiting(6))
+    with pytest.raises(UserError, match="cohort of 6"):
+        simulate(build, store, Recruiting(4, over_selection=1.5))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int64])
+def test_keys_may_be_whole_numbers_of_any_width(build, make_ratings, biased_model, kind):
+    """A narrow column must not limit the table it points into."""
+    model = biased_model(300, DIM)
+    parts = partition(model, {"user": local(), "item/*": keyed("item"), "base": frozen()})
+    wide = lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.none(),
+        reconstruct=reconstruct.skip(),
+        update=update.by_steps(Schedule(8), rates["update"]),
+        optimizer=server.adam(rates["server"]),
+    )
+    store = make_ratings([5, 3], 120, seed=1)
+    narrow = type(store)(
+        {**store.columns, "item": store.columns["item"].astype(kind)},
+        store.starts,
+        store.counts,
+        store.client_ids,
+    )
+    found, _ = finish(simulate(wide, narrow, lanes=1))
+    expected, _ = finish(_plain(wide, store))
+    np.testing.assert_allclose(found["item/table"], expected["item/table"], rtol=1e-4, atol=1e-5)
+
+
+def test_more_devices_than_there_are_is_refused():
+    with pytest.raises(UserError, match="devices"):
+        make_mesh(len(jax.devices()) + 1)
+
+
+def test_no_rounds_is_no_work(build, store):
+    simulation = simulate(build, store)
+    assert list(simulation.run(0)) == []
+    assert simulation.round == 0

@@ -1,0 +1,254 @@
+"""One algorithm, several ways to run a cohort: lanes, devices, stages, order, and the plain loop as oracle."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from partwise import server
+from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.fed_recon import fed_recon
+from partwise.client import reconstruct, split, update
+from partwise.client.batches import Schedule
+from partwise.data.cohort import Recruiting
+from partwise.model.partition import keyed, local, partition, shared
+from partwise.simulation import loop
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import PlainSimulation
+from partwise.tasks.matrix_factorization import matrix_factorization
+
+NUM_ITEMS, DIM, ROUNDS = 20, 3, 3
+COUNTS = [5, 0, 13, 1, 8, 2, 21, 4, 9, 6, 3]
+RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
+RECRUITING = Recruiting(7)
+
+
+def recon_by_steps(biased_model):
+    """Every role at once: a learned default, keyed rows, a twin."""
+    model = biased_model(NUM_ITEMS, DIM)
+    rules = {"user": local(initial="learned"), "item/*": keyed("item"), "base": shared(twin="add")}
+    parts = partition(model, rules)
+    return lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.alternate(2),
+        reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
+        update=update.by_steps(Schedule(3), rates["update"]),
+        optimizer=server.sgd(rates["server"]),
+    )
+
+
+def recon_by_solving(biased_model):
+    model = matrix_factorization(NUM_ITEMS, DIM, scale=0.5)
+    parts = partition(model, {"user": local(), "item": keyed("item")})
+    return lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.halves(),
+        reconstruct=reconstruct.by_solving(rates["recon"], batch_size=4),
+        update=update.by_steps(Schedule(3), rates["update"]),
+        optimizer=server.adagrad(rates["server"]),
+    )
+
+
+def averaging(biased_model):
+    model = matrix_factorization(NUM_ITEMS, DIM, num_users=len(COUNTS), scale=0.5)
+    parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
+    return lambda rates: fed_avg(
+        model,
+        parts,
+        update=update.by_steps(Schedule(4, 2), rates["update"]),
+        optimizer=server.adam(rates["server"]),
+    )
+
+
+BUILDS = {"steps": recon_by_steps, "solving": recon_by_solving, "average": averaging}
+
+
+@pytest.fixture(scope="module")
+def store(make_ratings):
+    return make_ratings(COUNTS, NUM_ITEMS, seed=8)
+
+
+@pytest.fixture(scope="module")
+def builds(biased_model):
+    return {name: make(biased_model) for name, make in BUILDS.items()}
+
+
+def on_host(state):
+    return jax.tree_util.tree_map(np.array, state)
+
+
+def finish(simulation, rounds=ROUNDS):
+    records = [record for call in simulation.run(rounds) for record in call]
+    return on_host(simulation.state), records
+
+
+@pytest.fixture(scope="module")
+def plain(builds, store):
+    """The oracle, once per algorithm: (state before, state after, records)."""
+
+    def run(name):
+        simulation = PlainSimulation(builds[name], RATES, store, RECRUITING, seed=5)
+        return on_host(simulation.state), *finish(simulation)
+
+    return {name: run(name) for name in builds}
+
+
+def simulate(build, store, **settings):
+    settings = {"seed": 5, "lanes": 3, "num_devices": 1, "rounds_per_call": ROUNDS} | settings
+    return Simulation(build, RATES, store, RECRUITING, **settings)
+
+
+@pytest.fixture(scope="module")
+def one_device(builds, store):
+    """Three lanes on one device: what other ways are compared with."""
+    return {name: finish(simulate(build, store))[0] for name, build in builds.items()}
+
+
+def assert_same(found, expected, tolerance=1e-5):
+    """Parameters and optimizer state alike."""
+    pairs = zip(*map(jax.tree_util.tree_leaves, (found, expected)), strict=True)
+    for a, b in pairs:
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 7])
+@pytest.mark.parametrize("name", BUILDS)
+def test_any_number_of_lanes_equals_the_plain_loop(builds, store, plain, one_device, name, lanes):
+    before, after, told = plain[name]
+    if lanes == 3:
+        assert_same(one_device[name], after)
+        return
+    state, records = finish(simulate(builds[name], store, lanes=lanes))
+    assert_same(state, after)
+    assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(*map(jax.tree_util.tree_leaves, (before, state))))
+    for mine, theirs in zip(records, told, strict=True):
+        same = ("round", "clients", "examples", "empty", "dropped", "too_small", "broken")
+        assert [getattr(mine, field) for field in same] == [getattr(theirs, field) for field in same]
+        np.testing.assert_allclose(mine.loss, theirs.loss, rtol=1e-4)
+
+
+def test_the_oracle_has_empty_clients_to_count(plain):
+    """Clients with 0, 1 or 2 examples have no query set under alternate(2)."""
+    assert sum(record.empty for record in plain["steps"][2]) > 0
+    assert all(record.clients + record.empty == RECRUITING.size for record in plain["steps"][2])
+
+
+@pytest.mark.parametrize("name", ["steps", "average"])
+def test_two_devices_equal_one(builds, store, one_device, name):
+    if len(jax.devices()) < 2:
+        pytest.skip("there is one device only")
+    state, _ = finish(simulate(builds[name], store, num_devices=2, lanes=2))
+    assert_same(state, one_device[name])
+
+
+def test_the_order_of_a_cohort_does_not_matter(builds, store, one_device, monkeypatch):
+    """A client's randomness hangs on its id, not on its place."""
+    recruit = loop.recruit
+
+    def turned(*given):
+        cohort = recruit(*given)
+        return cohort._replace(clients=cohort.clients[::-1])
+
+    monkeypatch.setattr(loop, "recruit", turned)
+    assert_same(finish(simulate(builds["solving"], store))[0], one_device["solving"])
+
+
+def test_the_place_of_a_client_in_the_store_does_not_matter(builds, store, make_store, monkeypatch):
+    """The same clients at other positions: the sum is the same, whoever comes first."""
+    order = np.random.default_rng(0).permutation(len(COUNTS))
+    everyone = Recruiting(len(COUNTS))
+    states = [
+        finish(Simulation(builds["steps"], RATES, s, everyone, lanes=4, num_devices=1, rounds_per_call=1), 1)[0]
+        for s in (store, store.take(order))
+    ]
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("tables", ["whole", "of the cohort"])
+@pytest.mark.parametrize("name", BUILDS)
+def test_staged_calls_equal_resident_data(builds, store, one_device, monkeypatch, name, tables):
+    """With sgd, adagrad and adam on the server; tables cut to the cohort's rows need a row-sparse one."""
+    monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    if tables == "of the cohort":
+        if name == "average":
+            pytest.skip("adam must see every row")
+        monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
+    simulation = simulate(builds[name], store, rounds_per_call=2)
+    assert not simulation.resident
+    assert simulation.rounds_per_call == (2 if tables == "whole" else 1)
+    state, records = finish(simulation)
+    assert_same(state, one_device[name])
+    assert [record.round for record in records] == [1, 2, 3]
+
+
+def test_a_large_table_is_cut_to_the_cohort_by_itself(biased_model, store, make_store):
+    """Rows that no client of the cohort asks for are as they were."""
+    model = matrix_factorization(5000, DIM)
+    parts = partition(model, {"user": local(), "item": keyed("item")})
+    build = lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.none(),
+        reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
+        update=update.by_steps(Schedule(4), rates["update"]),
+        optimizer=server.sgd(rates["server"]),
+    )
+    simulation = simulate(build, store)
+    assert not simulation.resident
+    before = np.array(simulation.state.params["item"])
+    state, records = finish(simulation, 2)
+    np.testing.assert_array_equal(state.params["item"][NUM_ITEMS:], before[NUM_ITEMS:])
+    expected = PlainSimulation(build, RATES, store, RECRUITING, seed=5)
+    assert_same(state, finish(expected, 2)[0])
+    assert len(records) == 2
+
+
+def compiled(simulation):
+    return simulation._rounds._cache_size()
+
+
+def test_later_calls_do_not_compile_again(builds, store, monkeypatch):
+    simulation = simulate(builds["steps"], store, rounds_per_call=2)
+    finish(simulation, 2)
+    assert compiled(simulation) == 1
+    finish(simulation, 4)
+    finish(simulation, 1)
+    assert compiled(simulation) == 1
+    assert simulation.round == 7
+
+
+def test_other_rates_do_not_compile_again(builds, store):
+    simulation = simulate(builds["solving"], store)
+    finish(simulation, 1)
+    simulation.rates = {name: rate / 2 for name, rate in simulation.rates.items()}
+    finish(simulation, 1)
+    assert compiled(simulation) == 1
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["whole tables", "rows of the cohort"])
+def test_staged_calls_of_one_size_do_not_compile_again(builds, make_ratings, monkeypatch, whole):
+    monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(Simulation, "_whole_tables", lambda self: whole)
+    store = make_ratings([6] * 9, NUM_ITEMS, seed=2)
+    simulation = simulate(builds["solving"], store, rounds_per_call=1)
+    finish(simulation, 1)
+    finish(simulation, 4)
+    assert compiled(simulation) == 1
+
+
+def test_how_rounds_are_cut_into_calls_changes_no_bit(builds, store, one_device):
+    in_pieces = simulate(builds["steps"], store)
+    for rounds in (1, 2):
+        state, _ = finish(in_pieces, rounds)
+    assert_same(state, one_device["steps"], tolerance=0)
+
+
+def test_a_rehearsal_leaves_no_trace(builds, store, one_device):
+    simulation = simulate(builds["steps"], store)
+    simulation.rehearse()
+    assert simulation.round == 0
+    assert_same(finish(simulation)[0], one_device["steps"], tolerance=0)
+    assert compiled(simulation) == 1
