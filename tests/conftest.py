@@ -57,7 +57,9 @@ def _client(
     positions = {name: _never_empty(column) for name, column in positions.items()}
     count = jnp.asarray(examples.num_examples)
     held = Examples(filled, positions, keys, jnp.asarray(0), count, count)
-    return Client(model, partition, receive(partition, partition.split(params)[0]), held, jax.random.key(seed))
+    return Client(
+        model, partition, receive(partition, partition.split(params)[0]), held, jax.random.key(seed)
+    )
 
 
 def _never_empty(column: np.ndarray) -> jax.Array:

@@ -156,9 +156,7 @@ def test_step_on_the_rows_of_a_cohort_equals_the_step_on_the_table(parts, name):
         part = server.step(part, optimizer, sliced, jnp.asarray(True))
         put = lambda leaf, space, new: leaf.at[rows].set(new, mode="drop")
         state = server.map_tables(parts, optimizer, put, state, part)
-    for expected, found in zip(
-        *map(jax.tree_util.tree_leaves, (run(parts, optimizer), state)), strict=True
-    ):
+    for expected, found in zip(*map(jax.tree_util.tree_leaves, (run(parts, optimizer), state)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

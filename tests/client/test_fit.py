@@ -16,7 +16,9 @@ from partwise.model.partition import keyed, local, partition
 
 NUM_ITEMS, DIM, RATE = 6, 2, 0.1
 ALL = ("shared", "keyed", "local")
-ITEMS = np.array([4, 1, 1, 1, 3, 4, 0, 5, 4], np.int32)  # item 1 fills a whole batch of 2; 2 is never asked for
+ITEMS = np.array(
+    [4, 1, 1, 1, 3, 4, 0, 5, 4], np.int32
+)  # item 1 fills a whole batch of 2; 2 is never asked for
 RATINGS = np.array([3, 1, 4, 1, 5, 2, 2, 4, 3], np.float32)
 
 

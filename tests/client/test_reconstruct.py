@@ -53,9 +53,9 @@ def test_pull_is_one_part_of_the_summed_loss(client_with, model, params, store, 
     client = client_with(initial)
     started = begin(client)._replace(local={"user": jnp.array([1.0, -2.0])})
     support = np.arange(COUNT // 2)
-    found = jax.jit(
-        lambda p: reconstruct.by_steps(Schedule(COUNT), RATE, PULL)(client, p, halves().support)
-    )(started)
+    found = jax.jit(lambda p: reconstruct.by_steps(Schedule(COUNT), RATE, PULL)(client, p, halves().support))(
+        started
+    )
     default = np.asarray(params["user"]) if initial == "learned" else np.zeros(DIM)
     slope = jax.grad(mean_loss, argnums=3)(
         model, store, support, started.local["user"], params["item"], params["base"]

@@ -198,7 +198,9 @@ def test_alternating_minimisation_never_goes_up(clients):
 def test_losses_without_a_closed_form_are_refused(clients, loss, groups):
     client = clients["random"]
     client = client._replace(model=client.model._replace(loss=loss))
-    words = r"least squares in the " + " and ".join(groups) + r" part, but this loss is not.*Use gradient steps"
+    words = (
+        r"least squares in the " + " and ".join(groups) + r" part, but this loss is not.*Use gradient steps"
+    )
     with pytest.raises(UserError, match=words):
         solve.check_quadratic(client, begin(client), groups)
 

@@ -67,7 +67,9 @@ def test_split_and_merge_are_exact_inverses(tree):
         assert ("default/" + path in server) == (role.initial == "learned")
         if role.kind == "keyed":
             assert server[path].shape[0] == num_keys
-            np.testing.assert_array_equal(np.asarray(server[path])[2], np.take(np.asarray(leaf), 2, axis=role.axis))
+            np.testing.assert_array_equal(
+                np.asarray(server[path])[2], np.take(np.asarray(leaf), 2, axis=role.axis)
+            )
 
 
 def _paths(tree, prefix=""):

@@ -45,9 +45,7 @@ def test_own_keys_equal_what_each_client_would_find_for_itself(parts, make_store
             named = {"word": {"title": words[:, 0], "tokens": words[:, 1:]}, "item": {"item": items}}
             for name, column in named[space].items():
                 assert positions[name].shape == column.shape
-                for value, position in zip(
-                    column[mine].ravel(), positions[name][mine].ravel(), strict=True
-                ):
+                for value, position in zip(column[mine].ravel(), positions[name][mine].ravel(), strict=True):
                     assert expected[position] == value
 
 

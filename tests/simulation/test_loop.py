@@ -19,7 +19,7 @@ from partwise.simulation.plain import PlainSimulation
 from partwise.types import UserError
 
 NUM_ITEMS, DIM = 12, 2
-COUNTS = [6, 3, 9, 4, 7]
+COUNTS = [6, 7, 9, 5, 8]
 IDS = ["ann", "bob", "cat", "dan", "eve"]
 RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
 
@@ -47,6 +47,21 @@ def store(make_ratings):
     return make_ratings(COUNTS, NUM_ITEMS, seed=6, ids=IDS)
 
 
+@pytest.fixture(scope="module")
+def without(build, store):
+    """position -> (parameters, record) of a round of the plain loop without that client."""
+    run = lambda position: finish(_plain(build, store.take(np.delete(np.arange(5), position))))
+    done = {}
+
+    def get(position):
+        if position not in done:
+            done[position] = run(position)
+        params, (record,) = done[position]
+        return params, record
+
+    return get
+
+
 def poisoned(store, position):
     """The same store, but one rating of this client is not a number."""
     rating = store.columns["rating"].copy()
@@ -65,20 +80,20 @@ def finish(simulation, rounds=1):
     return {path: np.array(leaf) for path, leaf in simulation.state.params.items()}, records
 
 
-@pytest.mark.parametrize("kind", ["compiled", "staged", "plain"])
-@pytest.mark.parametrize("position", [0, 2, 4])
-def test_a_broken_client_is_dropped_counted_and_named(build, store, monkeypatch, kind, position):
+@pytest.mark.parametrize(
+    ("kind", "position"), [("compiled", 0), ("compiled", 2), ("staged", 0), ("staged", 4), ("plain", 2)]
+)
+def test_a_broken_client_is_dropped_counted_and_named(build, store, without, monkeypatch, kind, position):
     """The rest of the round equals the round without it; six lanes for five clients leave one empty."""
     if kind == "staged":
         monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
     make = simulate if kind != "plain" else _plain
     found, (record,) = finish(make(build, poisoned(store, position)))
-    others = store.take(np.delete(np.arange(5), position))
-    expected, (without,) = finish(_plain(build, others))
+    expected, told = without(position)
     assert record.broken == (IDS[position],)
-    assert record.clients == without.clients == 4
+    assert record.clients == told.clients == 4
     assert record.empty == 0
-    np.testing.assert_allclose(record.loss, without.loss, rtol=1e-5)
+    np.testing.assert_allclose(record.loss, told.loss, rtol=1e-5)
     for path in expected:
         np.testing.assert_allclose(found[path], expected[path], rtol=1e-5, atol=1e-6)
 
@@ -90,7 +105,10 @@ def _plain(build, store, recruiting=None, rates=RATES):
 @pytest.mark.parametrize("make", [simulate, _plain], ids=["compiled", "plain"])
 def test_a_diverging_run_ends_with_the_round_and_its_clients(build, store, make):
     huge = type(store)(
-        {**store.columns, "rating": store.columns["rating"] * 100}, store.starts, store.counts, store.client_ids
+        {**store.columns, "rating": store.columns["rating"] * 100},
+        store.starts,
+        store.counts,
+        store.client_ids,
     )
     simulation = make(build, huge, rates=RATES | {"server": 3e38})
     with pytest.raises(UserError, match=r"no longer finite after round 1 \(.*ann.*Lower the learning rates"):
@@ -99,7 +117,7 @@ def test_a_diverging_run_ends_with_the_round_and_its_clients(build, store, make)
 
 def test_a_client_that_fails_is_named_by_the_plain_loop(build, store):
     outside = type(store)(
-        {**store.columns, "item": np.where(np.arange(29) == 10, NUM_ITEMS, store.columns["item"])},
+        {**store.columns, "item": np.where(np.arange(35) == 15, NUM_ITEMS, store.columns["item"])},
         store.starts,
         store.counts,
         store.client_ids,
@@ -121,7 +139,7 @@ def test_a_record_counts_bytes_and_examples(build, store):
 
 def test_recruiting_shows_in_the_records(build, make_ratings):
     """Over-selection, dropout and small clients, as `recruit` says, in the compiled and the plain loop."""
-    store = make_ratings([1, 8, 2, 9, 7, 3, 6, 5, 4, 8], NUM_ITEMS, seed=3)
+    store = make_ratings([1, 8, 2, 8, 7, 1, 6, 5, 6, 8], NUM_ITEMS, seed=3)
     recruiting = Recruiting(4, over_selection=2, dropout=0.3, min_examples=4)
     compiled, told = finish(simulate(build, store, recruiting, rounds_per_call=3), 3)
     plain, expected = finish(_plain(build, store, recruiting), 3)
@@ -156,8 +174,8 @@ def test_a_cohort_larger_than_the_population_is_refused(build, store):
         simulate(build, store, Recruiting(4, over_selection=1.5))
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.int64])
-def test_keys_may_be_whole_numbers_of_any_width(build, make_ratings, biased_model, kind):
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_keys_may_be_whole_numbers_of_any_width(make_ratings, biased_model, kind):
     """A narrow column must not limit the table it points into."""
     model = biased_model(300, DIM)
     parts = partition(model, {"user": local(), "item/*": keyed("item"), "base": frozen()})
@@ -169,7 +187,7 @@ def test_keys_may_be_whole_numbers_of_any_width(build, make_ratings, biased_mode
         update=update.by_steps(Schedule(8), rates["update"]),
         optimizer=server.adam(rates["server"]),
     )
-    store = make_ratings([5, 3], 120, seed=1)
+    store = make_ratings([5, 5], 120, seed=1)
     narrow = type(store)(
         {**store.columns, "item": store.columns["item"].astype(kind)},
         store.starts,

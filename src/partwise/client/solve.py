@@ -65,7 +65,7 @@ def solve(
         zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
         g, H = summed(lambda f: (jax.grad(f)(x0), jax.hessian(f)(x0)), zero)
         H = H + (2 * pull + 1e-6) * jnp.eye(x0.size, dtype=x0.dtype)
-        step = jax.scipy.linalg.solve(H, g + 2 * pull * offset, assume_a="pos")
+        step = solve_positive(H, g + 2 * pull * offset)
     else:
         g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
         product = lambda v: (
@@ -73,6 +73,22 @@ def solve(
         )
         step, _ = jax.scipy.sparse.linalg.cg(product, g + 2 * pull * offset, tol=1e-7, maxiter=CG_STEPS)
     return place(x0 - step)
+
+
+def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
+    """matrix^-1 vector for a symmetric positive definite matrix, by elimination (which then needs no pivoting).
+
+    LAPACK is not used: its batched calls wait for threads of the very pool that the CPU devices run on, and two
+    devices that do so at once wait for ever.
+    """
+    size = vector.shape[0]
+
+    def eliminate(k: jax.Array, table: jax.Array) -> jax.Array:
+        row = table[k] / table[k, k]
+        return jnp.where(jnp.arange(size)[:, None] == k, row, table - table[:, k, None] * row)
+
+    table = jnp.concatenate([matrix, vector[:, None]], axis=1)
+    return jax.lax.fori_loop(0, size, eliminate, table)[:, -1]
 
 
 def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:

@@ -154,7 +154,7 @@ def _typed(key: str, value: Any, current: Any, kind: str) -> Any:
         if isinstance(value, Mapping) and isinstance(current, Mapping):
             return dict(value)
         raise UserError(f"'{key}' is a section, not a value: set one of its keys, as in {key}.name=value")
-    if isinstance(value, str) and value.lower() == "none" and "None" in kind:
+    if str(value).lower() == "none" and "None" in kind:
         return None
     wanted = next(t for t in (bool, int, float, str) if t.__name__ in kind.split(" | "))
     text = str(value)

@@ -46,8 +46,8 @@ class Folder:
             )
         self._make()
         write_file(self.path / "config.toml", config.to_toml().encode())
-        write_file(self.path / "model.json", _json(options))
-        write_file(self.path / "vocabularies.json", _json({n: v.tolist() for n, v in vocabularies.items()}))
+        write_file(self.path / "model.json", to_json(options))
+        write_file(self.path / "vocabularies.json", to_json({n: v.tolist() for n, v in vocabularies.items()}))
 
     def _make(self) -> None:
         try:
@@ -132,7 +132,7 @@ class Folder:
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json."""
-        write_file(self.path / "summary.json", _json(to_plain(summary)))
+        write_file(self.path / "summary.json", to_json(summary))
 
     def summary(self) -> dict[str, Any]:
         """The summary of a run that has ended."""
@@ -154,8 +154,9 @@ def as_record(record: Record) -> dict[str, Any]:
     return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+def to_json(value: Any) -> bytes:
+    """A JSON document."""
+    return (json.dumps(to_plain(value), indent=1) + "\n").encode()
 
 
 def to_plain(value: Any) -> Any:

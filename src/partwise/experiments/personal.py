@@ -40,8 +40,7 @@ class Personal:
         self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
     ):
         self.setting, self.vocabularies = setting, vocabularies
-        needed = setting.partition.of("shared", "keyed", "frozen")
-        self.params = {p: leaf for p, leaf in params.items() if p in needed or p.startswith("default/")}
+        self.params = {path: params[path] for path in setting.partition.server_paths}
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
         self.device = Device(build(rates))

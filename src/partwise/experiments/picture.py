@@ -42,3 +42,19 @@ def save_picture(path: Path, figure: Figure) -> None:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
     write_file(path, data.getvalue())
+
+
+def bars_beside(path: Path, rows: Sequence[Mapping[str, Any]], label: str, most: float) -> None:
+    """The paper's figures beside ours, a pair of bars a row; bars longer than `most` are cut and labelled."""
+    figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1), layout="constrained")
+    axes = figure.subplots()
+    for i, row in enumerate(rows):
+        for offset, name, color in ((-0.18, "paper", QUIET), (0.18, "ours", INK)):
+            if row[name] is not None:
+                axes.barh(i + offset, min(row[name], most), 0.34, color=color, label=name if i == 0 else None)
+                axes.text(min(row[name], most), i + offset, f" {row[name]:.3f}", va="center", fontsize=7)
+    axes.set_yticks(range(len(rows)), [row["row"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel=label, xlim=(0.7, most * 1.05))
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    save_picture(path, figure)

@@ -22,7 +22,6 @@ from partwise.data.store import ClientStore
 from partwise.experiments.folder import Folder, as_record
 from partwise.experiments.personal import Personal
 from partwise.experiments.picture import learning_curve
-from partwise.model.partition import DEFAULT
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.lanes import choose_lanes
@@ -30,8 +29,6 @@ from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Task, load_task
 from partwise.types import UserError
-
-Evaluate = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Status(NamedTuple):
@@ -171,14 +168,10 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simul
     return make(wanted) if wanted else choose_lanes(make)
 
 
-def make_evaluator(prepared: Prepared, config: Config, store: ClientStore) -> Evaluate:
-    """Evaluation of these clients, with the leaves of the trained ones that it needs."""
-    setting = prepared.evaluated
-    evaluator = Evaluator(
-        prepared.evaluation, prepared.rates, store.select(setting.columns), seed=config.seed
-    )
-    needed = setting.partition.of("shared", "keyed", "frozen")
-    return lambda params: evaluator({p: v for p, v in params.items() if p in needed or p.startswith(DEFAULT)})
+def make_evaluator(prepared: Prepared, config: Config, store: ClientStore) -> Evaluator:
+    """Evaluation of these clients."""
+    columns = prepared.evaluated.columns
+    return Evaluator(prepared.evaluation, prepared.rates, store.select(columns), seed=config.seed)
 
 
 def evaluate_run(

@@ -94,6 +94,12 @@ class Partition:
         return tuple(path for path in self.paths if self.roles[path].kind in kinds)
 
     @property
+    def server_paths(self) -> tuple[str, ...]:
+        """Leaves that the server stores, learned defaults among them."""
+        learned = (DEFAULT + p for p in self.of("local") if self.roles[p].initial == "learned")
+        return (*self.of("shared", "keyed", "frozen"), *learned)
+
+    @property
     def local_paths(self) -> tuple[str, ...]:
         """Leaves of which a client has its own: local ones and twins."""
         return tuple(p for p in self.paths if self.roles[p].kind == "local" or self.roles[p].twin)

@@ -35,14 +35,18 @@ class Evaluator:
         self._staged: list[tuple[Any, stage.Plan, dict[str, int]]] = []
 
     def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
-        """Every metric of every client, as sums [clients], in the store's order."""
-        rates = {name: np.float32(rate) for name, rate in (rates or self.rates).items()}
-        params = jax.device_put(dict(params), everywhere(self.mesh))
+        """Every metric of every client, as sums [clients], in the store's order.
+
+        `params` may have leaves that are not needed; `rates` replace those that were given before.
+        """
+        values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
+        needed = {path: params[path] for path in self.algorithm.partition.server_paths}
+        needed = jax.device_put(needed, everywhere(self.mesh))
         rng = round_rng(self.seed, EVALUATION_ROUND)
         parts: dict[str, Sums] = {}
         for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
             shelf, plan, capacities = self._stage(first)
-            result = to_host(self._program(capacities)(rates, params, shelf, plan, rng))
+            result = to_host(self._program(capacities)(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
             for name, sums in result.items():
                 whole = parts.setdefault(name, Sums(*(np.zeros(self.store.num_clients) for _ in range(2))))
