@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,12 @@ import jax
 
 # Before JAX starts its backend, so that one device can be compared with two on any machine.
 jax.config.update("jax_num_cpu_devices", 2)
+
+# Many tests make the same program anew; within one session it need be compiled only once.
+_programs = tempfile.TemporaryDirectory(prefix="partwise-tests-")
+jax.config.update("jax_compilation_cache_dir", _programs.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402

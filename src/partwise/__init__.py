@@ -1,0 +1,47 @@
+"""Federated learning in which every client holds, fetches and trains only its part of the model."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partwise.data import ClientStore as ClientStore
+    from partwise.data import open_store as open_store
+    from partwise.data import read_table as read_table
+    from partwise.experiments.personal import Personal as Personal
+    from partwise.experiments.run import Run as Run
+    from partwise.experiments.run import train as train
+    from partwise.model.partition import frozen as frozen
+    from partwise.model.partition import keyed as keyed
+    from partwise.model.partition import local as local
+    from partwise.model.partition import partition as partition
+    from partwise.model.partition import shared as shared
+    from partwise.model.spec import Metric as Metric
+    from partwise.model.spec import Model as Model
+    from partwise.tasks import Setting as Setting
+    from partwise.tasks import Task as Task
+    from partwise.tasks import load_task as load_task
+    from partwise.tasks import ratings_task as ratings_task
+    from partwise.types import UserError as UserError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "partwise.data": ("ClientStore", "open_store", "read_table"),
+    "partwise.experiments.personal": ("Personal",),
+    "partwise.experiments.run": ("Run", "train"),
+    "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
+    "partwise.model.spec": ("Metric", "Model"),
+    "partwise.tasks": ("Setting", "Task", "load_task", "ratings_task"),
+    "partwise.types": ("UserError",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first used, so that the command line starts quickly."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'partwise' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

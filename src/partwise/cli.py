@@ -111,8 +111,9 @@ def _show_summary(summary: Mapping[str, Any], folder: Any) -> None:
     out.print(
         f"{summary['test']['clients']} test clients; a client fetched "
         f"{summary['bytes_down_per_client'] / 1e3:.1f} kB and sent {summary['bytes_up_per_client'] / 1e3:.1f} kB "
-        f"a round; {1e3 * summary['seconds_per_round']:.2f} ms a round "
-        f"({summary['lanes']} lanes, {summary['device']}), {summary['seconds_compile']:.1f} s compiling, {summary['seconds_total']:.1f} s in all.",
+        f"a round; {1e3 * summary['seconds_per_round']:.2f} ms a round ({summary['lanes']} lanes, "
+        f"{summary['device']}), {summary['seconds_compile']:.1f} s compiling, "
+        f"{summary['seconds_total']:.1f} s in all.",
         highlight=False,
         soft_wrap=True,
     )

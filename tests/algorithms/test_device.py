@@ -80,7 +80,7 @@ def holds(data: bytes) -> bool:
 
 
 def test_the_message_holds_own_rows_and_whole_shared_leaves(setting, message):
-    algorithm, _, params, store = setting
+    _, _, params, store = setting
     arrays, header = from_bytes(message)
     own = np.unique(store.columns["item"])
     assert set(arrays) == {"item/table", "item/offset", "base", "scale", "shift"}

@@ -80,7 +80,7 @@ def batches(rows, size):
 def deal(count, size):
     """Batches in turn to support and query."""
     dealt = batches(list(range(count)), size)
-    return sum(dealt[0::2], []), sum(dealt[1::2], [])
+    return [j for b in dealt[0::2] for j in b], [j for b in dealt[1::2] for j in b]
 
 
 def test_a_round_by_hand(model, store, keyed_round):

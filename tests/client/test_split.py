@@ -17,8 +17,8 @@ def members(subset: Subset, n: int) -> list[int]:
 def test_alternate_deals_batches_in_turn(batch_size):
     for n in range(51):
         batches = [list(range(n))[i : i + batch_size] for i in range(0, n, batch_size)]
-        assert members(alternate(batch_size).support, n) == sum(batches[0::2], [])
-        assert members(alternate(batch_size).query, n) == sum(batches[1::2], [])
+        assert members(alternate(batch_size).support, n) == [j for batch in batches[0::2] for j in batch]
+        assert members(alternate(batch_size).query, n) == [j for batch in batches[1::2] for j in batch]
 
 
 @pytest.mark.parametrize("percent", [1, 30, 50, 80, 99])

@@ -65,9 +65,7 @@ def test_gather_adds_the_clients_own_change_to_every_copy_of_a_row(parts, receiv
     need = slices.batch_rows(parts, BATCH, POSITIONS)
     deltas = {"words": jnp.array([[10.0, 0], [20, 0], [30, 0]])}
     rows = slices.gather(parts, received.tables, deltas, need)
-    np.testing.assert_array_equal(
-        rows["words"][need.batch["tokens"]][:, :, 0], [[10 + 30, 6 + 20]] + [[26, 26]]
-    )
+    np.testing.assert_array_equal(rows["words"][need.batch["tokens"]][:, :, 0], [[10 + 30, 6 + 20], [26, 26]])
     np.testing.assert_array_equal(rows["out"][need.batch["title"]], received.tables["out"][BATCH["title"]])
 
 

@@ -124,7 +124,7 @@ def test_any_number_of_lanes_equals_the_plain_loop(builds, store, plain, one_dev
         return
     state, records = finish(simulate(builds[name], store, lanes=lanes))
     assert_same(state, after)
-    assert any(np.abs(a - b).max() > 1e-2 for a, b in zip(*map(jax.tree_util.tree_leaves, (before, state))))
+    assert all(np.abs(leaf - before.params[path]).max() > 1e-3 for path, leaf in state.params.items())
     for mine, theirs in zip(records, told, strict=True):
         same = ("round", "clients", "examples", "empty", "dropped", "too_small", "broken")
         assert [getattr(mine, field) for field in same] == [getattr(theirs, field) for field in same]

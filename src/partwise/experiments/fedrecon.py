@@ -82,7 +82,7 @@ class Outcome(NamedTuple):
     recipe: Recipe
     chosen: Mapping[str, float]
     validation: Mapping[str, float]
-    tests: list[Mapping[str, Any]]
+    tests: Sequence[Mapping[str, Any]]
 
 
 class Kitchen:

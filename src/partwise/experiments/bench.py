@@ -1,0 +1,152 @@
+"""Benchmarks: what a round costs, where the time goes, and how it grows.
+
+Every case runs in a process of its own, so that its memory and its compile time are its own. Times are medians
+over compiled calls of many rounds, without the first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from partwise.types import unknown
+
+
+class Case(NamedTuple):
+    """One line of a benchmark."""
+
+    name: str
+    task: str
+    changes: Mapping[str, Any]
+    rounds: int = 100
+
+
+class Benchmark(NamedTuple):
+    """cases: (quick) -> cases."""
+
+    summary: str
+    cases: Callable[[bool], list[Case]]
+
+
+def bench(name: str, data: str | None = None, quick: bool = False) -> dict[str, Any]:
+    """Measure every case of a benchmark."""
+    if name not in BENCHMARKS:
+        raise unknown("benchmark", name, BENCHMARKS)
+    context = multiprocessing.get_context("spawn")
+    results = []
+    for case in BENCHMARKS[name].cases(quick):
+        with ProcessPoolExecutor(1, mp_context=context) as alone:
+            results.append(alone.submit(measure, case, data).result())
+    return {"name": name, "results": results}
+
+
+def measure(case: Case, data: str | None) -> dict[str, Any]:
+    """Train a case for some rounds and evaluate it; what it took."""
+    import jax
+    import numpy as np
+
+    from partwise.config.algorithms import prepare
+    from partwise.experiments.run import make_evaluator, make_simulation, resolve
+    from partwise.simulation.clock import compile_seconds
+
+    task, config = resolve(case.task, data if case.task != "planted" else None, case.changes)
+    prepared = prepare(task, config)
+    loaded = _resident_mb()
+    simulation = make_simulation(prepared, config)
+    calls = []
+    for records in simulation.run(case.rounds):
+        calls.append(float(np.mean([record.seconds for record in records])))
+    compiling = compile_seconds()
+    evaluate = make_evaluator(prepared, config, task.test)
+    evaluate(simulation.state.params)
+    began = time.perf_counter()
+    evaluate(simulation.state.params)
+    return {
+        "case": case.name,
+        "seconds_per_round": float(np.median(calls[1:] or calls)),
+        "seconds_compile": compiling,
+        "seconds_evaluation": time.perf_counter() - began,
+        "evaluated_clients": task.test.num_clients,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "data_memory_mb": loaded,
+        "lanes": simulation.lanes,
+        "resident": getattr(simulation, "resident", False),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _resident_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _fedrecon_movielens(quick: bool) -> list[Case]:
+    setting = Case("paper's setting, 100 clients", "movielens", {})
+    phases = [
+        setting,
+        Case("  without reconstruction", "movielens", {"reconstruct.max_steps": 0}),
+        Case("  without update", "movielens", {"update.max_steps": 0}),
+        Case(
+            "closed form, 100 clients", "movielens", {"reconstruct.method": "solve", "reconstruct.pull": 2.0}
+        ),
+    ]
+    cohorts = [
+        Case(f"cohort {size:,}", "movielens", {"cohort.size": size}, rounds=50)
+        for size in ((10, 1000) if quick else (10, 30, 100, 300, 1000, 4832))
+    ]
+    items = [
+        Case(
+            f"generated, {number:,} items",
+            "planted",
+            {
+                "data.num_items": number,
+                "data.num_clients": 20_000,
+                "data.mean_examples": 100,
+                "data.dim": 50,
+                "cohort.size": 100,
+                "server.optimizer": "sgd",
+                "reconstruct.method": "steps",
+            },
+        )
+        for number in ((10**3, 10**5) if quick else (10**3, 10**4, 10**5, 10**6))
+    ]
+    return [setting, *cohorts[:1], *items] if quick else [*phases, *cohorts, *items]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "fedrecon-movielens": Benchmark(
+        "FedRecon matrix factorisation: phases, cohort sizes, numbers of items", _fedrecon_movielens
+    ),
+}
+
+
+def show_table(console: Console, result: Mapping[str, Any]) -> None:
+    """A line a case."""
+    table = Table(
+        "case",
+        "ms a round",
+        "rounds a second",
+        "lanes",
+        "compile s",
+        "evaluation s",
+        "peak MB",
+        title=result["name"],
+    )
+    for line in result["results"]:
+        table.add_row(
+            line["case"],
+            f"{1e3 * line['seconds_per_round']:.2f}",
+            f"{1 / line['seconds_per_round']:.0f}",
+            str(line["lanes"]),
+            f"{line['seconds_compile']:.1f}",
+            f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",
+            f"{line['peak_memory_mb']:.0f}",
+        )
+    console.print(table)
+    console.print(result["results"][0]["device"] if result["results"] else "", highlight=False)

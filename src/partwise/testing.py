@@ -1,0 +1,110 @@
+"""Contract tests for what others add: call them from your own tests.
+
+def test_my_algorithm():
+    check_algorithm(build, {"update": 0.1, "server": 1.0}, store)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.aggregation.mean import Aggregator
+from partwise.aggregation.total import Report, add_report, zero_total
+from partwise.algorithms.base import Build
+from partwise.data.cohort import Recruiting
+from partwise.data.store import ClientStore
+from partwise.metrics import zero_sums
+from partwise.model.partition import Partition, shared
+from partwise.simulation.evaluate import Evaluator
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import PlainSimulation
+from partwise.tasks import TASKS, Setting, Task
+
+
+def check_algorithm(
+    build: Build,
+    rates: Mapping[str, float],
+    store: ClientStore,
+    *,
+    cohort: int = 5,
+    rounds: int = 2,
+    tol: float = 1e-5,
+) -> None:
+    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile."""
+    recruiting = Recruiting(min(cohort, store.num_clients))
+    plain = PlainSimulation(build, rates, store, recruiting, seed=1)
+    expected = [record for call in plain.run(rounds) for record in call]
+    for lanes in (1, cohort):
+        compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=lanes, rounds_per_call=1)
+        records = [record for call in compiled.run(rounds) for record in call]
+        assert compiled._rounds._cache_size() == 1, "the second call compiled again"
+        assert [r.clients for r in records] == [r.clients for r in expected]
+        _assert_close(compiled.state.params, plain.state.params, tol)
+    sums = Evaluator(build, rates, store, seed=1).sums(plain.state.params)
+    for name, total in sums.items():
+        assert total.weight.shape == (store.num_clients,), f"metric '{name}' has no value per client"
+
+
+def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
+    """Order does not matter, clients of no weight do not count, equal updates come out as they went in."""
+    rng = np.random.default_rng(0)
+    updates = [{"x": jnp.asarray(rng.normal(size=3), jnp.float32)} for _ in range(4)]
+    reports = [
+        Report(u, jnp.asarray(float(w)), zero_sums()) for u, w in zip(updates, (3, 1, 2, 0), strict=True)
+    ]
+
+    def decode(order: list[int]) -> Mapping[str, jax.Array]:
+        total = zero_total({"x": jnp.zeros(3)}, ("x",))
+        for i in order:
+            total = add_report(_all_shared(), total, reports[i], aggregator.weigh(reports[i]), {})
+        return aggregator.decode(total)
+
+    _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)
+    _assert_close(decode([0, 1, 2, 3]), decode([0, 1, 2]), tol)
+    _assert_close(decode([1, 1, 1]), updates[1], tol)
+    _assert_close(decode([3]), {"x": jnp.zeros(3)}, tol)
+
+
+def check_task(task: Task) -> None:
+    """Loss and metrics have a value per example, the partition fits, and the options rebuild the settings."""
+    for setting in (task.personal, task.stateful):
+        if setting is not None:
+            _check_setting(setting, task.train)
+    for name in ("train", "validation", "test"):
+        assert getattr(task, name).num_clients > 0, f"the {name} part has no clients"
+    if task.name in TASKS:
+        rebuilt = TASKS[task.name].settings(**task.options)[0]
+        assert rebuilt.partition.shapes == task.personal.partition.shapes
+        assert rebuilt.partition.roles == task.personal.partition.roles
+
+
+def _check_setting(setting: Setting, store: ClientStore) -> None:
+    model, partition = setting.model, setting.partition
+    position = int(np.argmax(store.counts))
+    batch = {
+        name: jnp.asarray(column[:4])
+        for name, column in store.select(setting.columns).examples(position).items()
+    }
+    params = model.init(jax.random.key(0))
+    outputs = model.predict(params, batch, jax.random.key(1))
+    size = next(iter(batch.values())).shape[0]
+    assert model.loss(outputs, batch).shape == (size,), "the loss must have one value per example"
+    assert model.weight(batch).shape == (size,), "the weight must have one value per example"
+    for name, metric in model.metrics.items():
+        assert metric.values(outputs, batch).shape == (size,), (
+            f"metric '{name}' must have one value per example"
+        )
+    _assert_close(partition.merge(*partition.split(params)), params, 0)
+
+
+def _all_shared() -> Partition:
+    shape = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
+    return Partition(("x",), {"x": shared()}, shape, jax.tree_util.tree_structure(shape), {})
+
+
+def _assert_close(a: object, b: object, tol: float) -> None:
+    jax.tree_util.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tol, atol=tol), a, b)
