@@ -38,14 +38,27 @@ def _store(counts: Any, ids: Any = None, **columns: Any) -> ClientStore:
     return ClientStore(arrays, np.cumsum(counts) - counts, counts, ids)
 
 
-def _ratings(counts: Any, num_items: int, seed: int = 0, ids: Any = None) -> ClientStore:
-    """Random items and ratings; `user` is the client's position."""
+def _ratings(
+    counts: Any, num_items: int, seed: int = 0, ids: Any = None, distinct: int | None = None
+) -> ClientStore:
+    """Random items and ratings; `user` is the client's position.
+
+    `distinct` is how many items a client rates that has so many examples; clients with as many keys as one
+    another share the small programs of the plain loop.
+    """
     rng, total = np.random.default_rng(seed), int(np.sum(counts))
+    items = rng.integers(0, num_items, total)
+    if distinct:
+        parts = []
+        for count in counts:
+            pool = rng.permutation(num_items)[:distinct]
+            parts.append(rng.permutation(np.append(pool[:count], rng.choice(pool, max(count - distinct, 0)))))
+        items = np.concatenate(parts)
     return _store(
         counts,
         ids,
         user=np.repeat(np.arange(len(counts)), counts).astype(np.int32),
-        item=rng.integers(0, num_items, total).astype(np.int32),
+        item=items.astype(np.int32),
         rating=rng.integers(1, 6, total).astype(np.float32),
     )
 
@@ -57,7 +70,7 @@ def _client(
     examples = store.gather([position])
     chosen, positions = own_keys(examples, partition)
     keys = {
-        space: Keys(jnp.asarray(own.keys), jnp.asarray(0), jnp.asarray(len(own.keys)), max(len(own.keys), 1))
+        space: Keys(_never_empty(own.keys), jnp.asarray(0), jnp.asarray(len(own.keys)), max(len(own.keys), 1))
         for space, own in chosen.items()
     }
     filled = {name: _never_empty(column) for name, column in examples.columns.items()}

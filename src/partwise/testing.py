@@ -58,10 +58,10 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
     ]
 
     def decode(order: list[int]) -> Mapping[str, jax.Array]:
-        total = zero_total({"x": jnp.zeros(3)}, ("x",))
+        total = zero_total(_all_shared(), {"x": jnp.zeros(3)}, ("x",))
         for i in order:
             total = add_report(_all_shared(), total, reports[i], aggregator.weigh(reports[i]), {})
-        return aggregator.decode(total)
+        return aggregator.decode(_all_shared(), total)
 
     _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)
     _assert_close(decode([0, 1, 2, 3]), decode([0, 1, 2]), tol)

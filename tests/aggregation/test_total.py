@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.aggregation.mean import uniform, weighted
+from partwise.aggregation.mean import mean, uniform
 from partwise.aggregation.total import Report, add_report, zero_total
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
@@ -34,38 +34,53 @@ REPORTS = [
 
 
 def total_of(parts, aggregator, reports):
-    total = zero_total(START, ("table", "bias"))
+    total = zero_total(parts, START, ("table", "bias"), aggregator.held)
     for each, rows in reports:
         total = add_report(parts, total, each, aggregator.weigh(each), rows)
     return total
 
 
 def test_weighted_mean_is_over_all_examples_not_over_the_holders_of_a_row(parts):
-    total = total_of(parts, weighted(), REPORTS)
-    mean = weighted().decode(total)
-    np.testing.assert_allclose(mean["bias"], [(2 * 10 + 6 * 20) / 8])
+    total = total_of(parts, mean(), REPORTS)
+    found = mean().decode(parts, total)
+    np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
     row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
-    np.testing.assert_allclose(mean["table"], [row_0, [0, 0], [0, 0], [2 / 8, 4 / 8]])
+    np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [2 / 8, 4 / 8]])
     assert (float(total.weight), float(total.clients)) == (8, 2)
     assert (float(total.loss.value), float(total.loss.weight)) == (16, 8)
 
 
 def test_uniform_mean_counts_clients_with_examples(parts):
-    mean = uniform().decode(total_of(parts, uniform(), REPORTS))
-    np.testing.assert_allclose(mean["bias"], [15])
-    np.testing.assert_allclose(mean["table"][0], [4, 5])
+    found = mean(uniform).decode(parts, total_of(parts, mean(uniform), REPORTS))
+    np.testing.assert_allclose(found["bias"], [15])
+    np.testing.assert_allclose(found["table"][0], [4, 5])
+
+
+def test_mean_over_holders_divides_a_row_by_the_weight_of_those_who_hold_it(parts):
+    """Shared leaves stay a mean over the cohort; a row that nobody with a weight holds does not move."""
+    aggregator = mean(over_holders=("item",))
+    total = total_of(parts, aggregator, REPORTS)
+    np.testing.assert_allclose(total.held["item"], [8, 0, 0, 2])
+    found = aggregator.decode(parts, total)
+    np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
+    row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
+    np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [1, 2]])
 
 
 def test_the_order_of_reports_does_not_matter(parts):
-    means = [weighted().decode(total_of(parts, weighted(), r)) for r in itertools.permutations(REPORTS)]
-    for mean in means[1:]:
-        np.testing.assert_allclose(mean["table"], means[0]["table"], rtol=1e-6)
+    means = [mean().decode(parts, total_of(parts, mean(), r)) for r in itertools.permutations(REPORTS)]
+    for other in means[1:]:
+        np.testing.assert_allclose(other["table"], means[0]["table"], rtol=1e-6)
 
 
-@pytest.mark.parametrize("aggregator", [weighted(), uniform()], ids=["weighted", "uniform"])
+@pytest.mark.parametrize(
+    "aggregator",
+    [mean(), mean(uniform), mean(over_holders=("item",))],
+    ids=["weighted", "uniform", "holders"],
+)
 def test_nobody_means_no_update(parts, aggregator):
     total = total_of(parts, aggregator, REPORTS[2:])
     assert total.weight == 0
     assert total.clients == 0
-    for path, update in aggregator.decode(total).items():
+    for path, update in aggregator.decode(parts, total).items():
         np.testing.assert_array_equal(update, np.zeros_like(START[path]))

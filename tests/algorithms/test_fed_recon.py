@@ -33,7 +33,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def store(make_ratings):
-    return make_ratings(COUNTS, NUM_ITEMS, seed=3, ids=[41, 7, 260])
+    return make_ratings(COUNTS, NUM_ITEMS, seed=3, ids=[41, 7, 260], distinct=4)
 
 
 @pytest.fixture(scope="module")

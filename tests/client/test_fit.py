@@ -51,7 +51,8 @@ def train(model, parts, params, make_store, make_client):
         for space, keys in client.examples.keys.items():
             for path in roles.spaces[space]:
                 if trained.progress.deltas:
-                    tables[path][np.asarray(keys.rows)] += trained.progress.deltas[path][: len(keys.rows)]
+                    own = np.asarray(keys.rows)[: int(keys.count)]
+                    tables[path][own] += trained.progress.deltas[path][: len(own)]
         return tables | dict(trained.progress.shared) | dict(trained.progress.local), trained.loss
 
     return run

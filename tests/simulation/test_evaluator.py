@@ -19,8 +19,8 @@ from partwise.simulation.evaluate import EVALUATION_ROUND, Evaluator
 from partwise.simulation.loop import round_rng
 from partwise.tasks.matrix_factorization import matrix_factorization
 
-NUM_ITEMS, DIM, SEED = 15, 3, 4
-COUNTS = [7, 0, 1, 12, 5, 14, 2, 9]
+NUM_ITEMS, DIM, SEED = 30, 3, 4
+COUNTS = [7, 0, 1, 12, 6, 14, 1, 9]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def build():
 
 @pytest.fixture(scope="module")
 def store(make_ratings):
-    return make_ratings(COUNTS, NUM_ITEMS, seed=9)
+    return make_ratings(COUNTS, NUM_ITEMS, seed=9, distinct=5)
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from partwise.simulation.mesh import make_mesh
 from partwise.simulation.plain import PlainSimulation
 from partwise.types import UserError
 
-NUM_ITEMS, DIM = 12, 2
-COUNTS = [6, 7, 9, 5, 8]
+NUM_ITEMS, DIM = 30, 2
+COUNTS = [6, 7, 8, 5, 8]
 IDS = ["ann", "bob", "cat", "dan", "eve"]
 RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
 
@@ -44,7 +44,7 @@ def build(model):
 
 @pytest.fixture(scope="module")
 def store(make_ratings):
-    return make_ratings(COUNTS, NUM_ITEMS, seed=6, ids=IDS)
+    return make_ratings(COUNTS, NUM_ITEMS, seed=6, ids=IDS, distinct=4)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_a_diverging_run_ends_with_the_round_and_its_clients(build, store, make)
 
 def test_a_client_that_fails_is_named_by_the_plain_loop(build, store):
     outside = type(store)(
-        {**store.columns, "item": np.where(np.arange(35) == 15, NUM_ITEMS, store.columns["item"])},
+        {**store.columns, "item": np.where(np.arange(34) == 15, NUM_ITEMS, store.columns["item"])},
         store.starts,
         store.counts,
         store.client_ids,
@@ -139,7 +139,7 @@ def test_a_record_counts_bytes_and_examples(build, store):
 
 def test_recruiting_shows_in_the_records(build, make_ratings):
     """Over-selection, dropout and small clients, as `recruit` says, in the compiled and the plain loop."""
-    store = make_ratings([1, 8, 2, 8, 7, 1, 6, 5, 6, 8], NUM_ITEMS, seed=3)
+    store = make_ratings([1, 8, 2, 8, 7, 1, 6, 5, 6, 8], NUM_ITEMS, seed=3, distinct=4)
     recruiting = Recruiting(4, over_selection=2, dropout=0.3, min_examples=4)
     compiled, told = finish(simulate(build, store, recruiting, rounds_per_call=3), 3)
     plain, expected = finish(_plain(build, store, recruiting), 3)
@@ -187,7 +187,7 @@ def test_keys_may_be_whole_numbers_of_any_width(make_ratings, biased_model, kind
         update=update.by_steps(Schedule(8), rates["update"]),
         optimizer=server.adam(rates["server"]),
     )
-    store = make_ratings([5, 5], 120, seed=1)
+    store = make_ratings([5, 5], 120, seed=1, distinct=4)
     narrow = type(store)(
         {**store.columns, "item": store.columns["item"].astype(kind)},
         store.starts,

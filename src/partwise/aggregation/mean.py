@@ -9,25 +9,42 @@ import jax
 import jax.numpy as jnp
 
 from partwise.aggregation.total import Report, Total
+from partwise.model.partition import Partition
 
 
 class Aggregator(NamedTuple):
-    """weigh: report -> weight of the client (0: it does not take part); decode: total -> mean update."""
+    """weigh: report -> weight of the client (0: it does not take part); decode: total -> mean update;
+    held: the key spaces whose holders the total must sum, for `decode`."""
 
     weigh: Callable[[Report], jax.Array]
-    decode: Callable[[Total], Mapping[str, jax.Array]]
+    decode: Callable[[Partition, Total], Mapping[str, jax.Array]]
+    held: tuple[str, ...] = ()
 
 
-def _over_weight(total: Total) -> dict[str, jax.Array]:
-    weight = jnp.where(total.weight > 0, total.weight, 1)
-    return {path: summed / weight for path, summed in total.update.items()}
+def by_examples(report: Report) -> jax.Array:
+    """n_i, the weight of the query set (FedRecon, Algorithm 1; patent claim 11)."""
+    return report.weight
 
 
-def weighted() -> Aggregator:
-    """Sum of (n_i / n) delta_i (FedRecon, Algorithm 1; patent claim 11)."""
-    return Aggregator(lambda report: report.weight, _over_weight)
-
-
-def uniform() -> Aggregator:
+def uniform(report: Report) -> jax.Array:
     """Every client that has query examples counts the same (appendix B: weights "can be omitted")."""
-    return Aggregator(lambda report: (report.weight > 0).astype(jnp.float32), _over_weight)
+    return (report.weight > 0).astype(jnp.float32)
+
+
+def mean(
+    weigh: Callable[[Report], jax.Array] = by_examples, over_holders: tuple[str, ...] = ()
+) -> Aggregator:
+    """Sum of (n_i / n) delta_i over the cohort; in the key spaces `over_holders`, over the clients that hold
+    the row. A row that only one client can hold then takes that client's update whole: its state, kept on the
+    server (FedRecon, footnote 4)."""
+
+    def decode(partition: Partition, total: Total) -> dict[str, jax.Array]:
+        result = {}
+        for path, summed in total.update.items():
+            space = partition.roles[path].space if path in partition.roles else ""
+            weight = total.held[space] if space in over_holders else total.weight
+            weight = weight.reshape(-1, *[1] * (summed.ndim - 1)) if weight.ndim else weight
+            result[path] = summed / jnp.where(weight > 0, weight, 1)
+        return result
+
+    return Aggregator(weigh, decode, over_holders)

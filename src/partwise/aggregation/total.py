@@ -28,15 +28,23 @@ class Total(NamedTuple):
     """Sum over clients of weight * update, and of the weights."""
 
     update: Mapping[str, jax.Array]  # keyed leaves: by table row
+    held: Mapping[str, jax.Array]  # key space -> weight of the clients that hold each row, where asked for
     weight: jax.Array
     clients: jax.Array  # how many clients have a weight
     loss: Sums
 
 
-def zero_total(server: Mapping[str, jax.Array], trainable: tuple[str, ...]) -> Total:
-    """Nobody has reported yet."""
+def zero_total(
+    partition: Partition,
+    server: Mapping[str, jax.Array],
+    trainable: tuple[str, ...],
+    held: tuple[str, ...] = (),
+) -> Total:
+    """Nobody has reported yet. `held` are the key spaces in which holders are to be summed."""
     zero = jnp.zeros(())
-    return Total({path: jnp.zeros_like(server[path]) for path in trainable}, zero, zero, zero_sums())
+    update = {path: jnp.zeros_like(server[path]) for path in trainable}
+    rows = {space: jnp.zeros(server[partition.spaces[space][0]].shape[0]) for space in held}
+    return Total(update, rows, zero, zero, zero_sums())
 
 
 def add_report(
@@ -52,6 +60,7 @@ def add_report(
             update[path] = summed + change
     return Total(
         update,
+        {space: summed.at[rows[space]].add(weight, mode="drop") for space, summed in total.held.items()},
         total.weight + weight,
         total.clients + (weight > 0),
         add_sums(total.loss, report.loss),

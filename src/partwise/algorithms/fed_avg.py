@@ -6,7 +6,7 @@ factorisation this equals the stateful FedPer (FedRecon, footnote 4).
 
 from __future__ import annotations
 
-from partwise.aggregation.mean import Aggregator, weighted
+from partwise.aggregation.mean import Aggregator, mean
 from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm, change
 from partwise.client.evaluate import evaluate
@@ -45,6 +45,6 @@ def fed_avg(
         client_update,
         lambda client, start: start,
         lambda client: evaluate(client, begin(client), everything),
-        aggregator or weighted(),
+        aggregator or mean(),
         optimizer,
     )

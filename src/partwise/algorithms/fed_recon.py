@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from partwise.aggregation.mean import Aggregator, weighted
+from partwise.aggregation.mean import Aggregator, mean
 from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm, change
 from partwise.client.evaluate import evaluate
@@ -57,7 +57,7 @@ def fed_recon(
         return evaluate(client, rebuilt, evaluated.query)
 
     return Algorithm(
-        model, partition, client_update, personalize, recon_eval, aggregator or weighted(), optimizer, **slots
+        model, partition, client_update, personalize, recon_eval, aggregator or mean(), optimizer, **slots
     )
 
 

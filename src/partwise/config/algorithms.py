@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import optax
+
 from partwise.aggregation import mean
 from partwise.algorithms.base import Build
 from partwise.algorithms.fed_avg import fed_avg
@@ -100,7 +102,7 @@ def _recon_build(setting: Setting, config: Config) -> Build:
             reconstruct=rebuild,
             update=_update(config, rates),
             optimizer=_server_optimizer(config, rates),
-            aggregator=_aggregator(config),
+            aggregator=_aggregator(setting, config),
             passes=config.update.passes,
             evaluation_split=_evaluation_split(config),
             check=reconstruct.check_solvable if part.method == "solve" else lambda client: None,
@@ -115,7 +117,7 @@ def _averaging_build(setting: Setting, config: Config) -> Build:
         setting.partition,
         update=_update(config, rates),
         optimizer=_server_optimizer(config, rates),
-        aggregator=_aggregator(config),
+        aggregator=_aggregator(setting, config),
     )
 
 
@@ -149,12 +151,17 @@ def _client_optimizer(name: str, rate: Any) -> Any:
 
 
 def _server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
-    return make_optimizer(config.server.optimizer, rates["server"], **config.server.settings)
+    _one_of("server.schedule", config.server.schedule, ("constant", "cosine"))
+    rate = rates["server"]
+    if config.server.schedule == "cosine":
+        rate = optax.cosine_decay_schedule(rate, max(config.rounds, 1))
+    return make_optimizer(config.server.optimizer, rate, **config.server.settings)
 
 
-def _aggregator(config: Config) -> mean.Aggregator:
+def _aggregator(setting: Setting, config: Config) -> mean.Aggregator:
     _one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
-    return mean.weighted() if config.server.weighting == "examples" else mean.uniform()
+    weigh = mean.by_examples if config.server.weighting == "examples" else mean.uniform
+    return mean.mean(weigh, setting.own_spaces)
 
 
 def _recruiting(config: Config) -> Recruiting:

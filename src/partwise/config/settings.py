@@ -70,10 +70,14 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server's optimizer with its own settings, and what a client weighs: `examples` or `uniform`."""
+    """The server's optimizer with its own settings, and what a client weighs: `examples` or `uniform`.
+
+    The rate stays (`constant`) or falls to zero over the run's rounds (`cosine`).
+    """
 
     optimizer: str = "sgd"
     rate: float = 1.0
+    schedule: str = "constant"
     weighting: str = "examples"
     settings: Mapping[str, float] = field(default_factory=dict)
 

@@ -18,13 +18,13 @@ from partwise.config.settings import Config
 from partwise.experiments.picture import INK, QUIET, bars_beside, save_picture
 from partwise.experiments.run import Progress, make_evaluator
 from partwise.experiments.sweep import RATES, Trial, best_of, grid_of, sweep
-from partwise.tasks import Task, load_task
+from partwise.tasks import Task, defaults_of, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
 AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
 EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, where training has none
-CENTRAL_GRID = {"update.rate": (5.0, 10.0, 20.0, 40.0)}
-CENTRAL = {"algorithm": "central", "rounds": 20, "update.batch_size": 300}
+CENTRAL_GRID = {"update.rate": (0.3, 1.0, 3.0)}
+CENTRAL = {"algorithm": "central"}
 
 
 class Recipe(NamedTuple):
@@ -104,7 +104,9 @@ class Kitchen:
         if key not in self._tasks:
             self._tasks[key] = load_task(recipe.task, self.data, **options)
         task = self._tasks[key]
-        config = Config(task=recipe.task).changed(task.defaults).changed(recipe.changes)
+        config = Config(task=recipe.task).changed(
+            defaults_of(task, recipe.changes.get("algorithm", "fed_recon")) | dict(recipe.changes)
+        )
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 
     def cook(self, recipe: Recipe) -> Outcome:

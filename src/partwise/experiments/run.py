@@ -27,7 +27,7 @@ from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
-from partwise.tasks import Task, load_task
+from partwise.tasks import Task, defaults_of, load_task
 from partwise.types import UserError
 
 
@@ -75,7 +75,7 @@ def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> t
     if isinstance(task, str):
         options = {key: value for key, value in asked.data.items() if key != "path"}
         task = load_task(name, asked.data.get("path"), **options)
-    return task, Config(task=name).changed(task.defaults).changed(given)
+    return task, Config(task=name).changed(defaults_of(task, asked.algorithm)).changed(given)
 
 
 def train(
@@ -104,6 +104,10 @@ def train(
         loaded, config = resolve(task, data or saved.data.get("path"), saved.flat() | changes)
         if dataclasses.replace(config, rounds=saved.rounds) != saved:
             raise UserError("a resumed run keeps its configuration: only --rounds may be given with --resume")
+        if config.rounds != saved.rounds and saved.server.schedule != "constant":
+            raise UserError(
+                f"the rate of this run falls over its {saved.rounds} rounds; it cannot be made longer"
+            )
         return _train(loaded, config, folder, progress)
     loaded, config = resolve(task, data, changes)
     if folder is not None:
@@ -165,7 +169,10 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simul
     per_call = config.simulation.rounds_per_call
     make = lambda count: Simulation(*given, seed=config.seed, lanes=count, rounds_per_call=per_call)
     wanted = lanes or config.simulation.lanes
-    return make(wanted) if wanted else choose_lanes(make)
+    if wanted:
+        return make(wanted)
+    name = dataclasses.replace(config, seed=0, rounds=0).to_toml() + str(prepared.store)
+    return choose_lanes(make, config.rounds, name)
 
 
 def make_evaluator(prepared: Prepared, config: Config, store: ClientStore) -> Evaluator:

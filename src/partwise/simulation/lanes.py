@@ -1,39 +1,59 @@
 """How many clients run side by side: measured, because it depends on the model and on the machine.
 
-One lane is best for dense layers on a CPU, a dozen for small models there, all of them on a GPU.
+One lane is best for dense layers on a CPU, a dozen for small models there, all of them on a GPU. A measurement
+costs a compilation, so it is made only for runs that are long enough to earn it back; its result is kept on
+disk, so that the same run on the same machine always has the same lanes, and the same sums to the last bit.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 
+from partwise.checkpoint import write_file
 from partwise.simulation.loop import Simulation
+from partwise.types import UserError
 
-CPU_LANES = (8, 32, 2)  # tried in this order; the third only if the second was no better
-ACCELERATOR_LANES = (64, 512, 16)
+CPU_LANES = (8, 32, 2)  # the first is the default
+ACCELERATOR_LANES = (4096, 512, 64)
+WORTH_SECONDS = 30  # a run that will take longer than this is measured
 
 
-def choose_lanes(make: Callable[[int], Simulation]) -> Simulation:
-    """The fastest simulation of `make(lanes)` for a few numbers of lanes, none of it having run yet.
+def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) -> Simulation:
+    """`make(lanes)` with the fastest number of lanes; `name` says all that the speed may depend on.
 
-    Memory grows with lanes, so a number for which there is not enough is passed over.
+    Memory grows with lanes, so numbers for which there is not enough are passed over.
     """
-    first, more, fewer = CPU_LANES if jax.default_backend() == "cpu" else ACCELERATOR_LANES
-    best, seconds = _timed(make, first)
-    if best.lanes < first:  # the whole cohort at once
-        return make(best.lanes)
-    for lanes in (more, fewer):
-        try:
-            other, other_seconds = _timed(make, lanes)
-        except (MemoryError, jax.errors.JaxRuntimeError):
-            continue
+    remembered = _remembered(name)
+    if remembered:
+        return make(remembered)
+    candidates = CPU_LANES if jax.default_backend() == "cpu" else ACCELERATOR_LANES
+    most = _memory() // (4 * make(1).lane_bytes())
+    candidates = [lanes for lanes in candidates if lanes <= most] or [1]
+    best, seconds = _timed(make, candidates[0])
+    if seconds * num_rounds < WORTH_SECONDS:
+        return best
+    for lanes in candidates[1:]:
+        other, other_seconds = _timed(make, lanes)
         if other_seconds < seconds:
             best, seconds = other, other_seconds
-            break
+    _remember(name, best.lanes)
     return best
+
+
+def _memory() -> int:
+    """Bytes of memory of a device: its own, or its share of the machine's."""
+    device = jax.devices()[0]
+    statistics = device.memory_stats() if device.platform != "cpu" else None
+    if statistics and "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
 
 
 def _timed(make: Callable[[int], Simulation], lanes: int) -> tuple[Simulation, float]:
@@ -45,3 +65,23 @@ def _timed(make: Callable[[int], Simulation], lanes: int) -> tuple[Simulation, f
         simulation.rehearse()
         times.append(time.perf_counter() - began)
     return simulation, min(times[1:])
+
+
+def _file(name: str) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    machine = f"{jax.__version__} {jax.device_count()} {jax.devices()[0].device_kind} {name}"
+    return cache / "partwise" / "lanes" / f"{hashlib.sha256(machine.encode()).hexdigest()[:24]}.json"
+
+
+def _remembered(name: str) -> int | None:
+    try:
+        return int(json.loads(_file(name).read_text())["lanes"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _remember(name: str, lanes: int) -> None:
+    try:
+        write_file(_file(name), json.dumps({"lanes": lanes}).encode())
+    except UserError:
+        return  # no cache to write to: it will be measured again

@@ -80,7 +80,7 @@ class Simulation:
         self.store, self.seed = store, seed
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
-        self.lanes = lanes or min(LANES, max(1, recruiting.size // self.mesh.size))
+        self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
         self.round = 0
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
@@ -123,6 +123,15 @@ class Simulation:
             values = sum(int(np.prod(self.store.columns[n].shape[1:])) for n in self.partition.columns[space])
             result[space] = stage.key_capacity(min(longest * values, self.partition.num_keys(space)))
         return result
+
+    def lane_bytes(self) -> int:
+        """Memory that one more lane takes, about: its update, its gradient and what lies between."""
+        size, capacities = 1, self._key_capacities()
+        for path, leaf in self.state.params.items():
+            keyed = path in self.partition.of("keyed")
+            rows = capacities[self.partition.roles[path].space] if keyed else 0
+            size += leaf.nbytes // leaf.shape[0] * rows if keyed else leaf.nbytes
+        return 4 * size
 
     # Running
 

@@ -44,7 +44,9 @@ def plain_round(
 ) -> PlainRound:
     """One round with the clients at these positions of the store."""
     partition = algorithm.partition
-    total = zero_total(state.params, server.trainable(partition, state.params))
+    total = zero_total(
+        partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
+    )
     down, up, empty, broken = 0, 0, 0, []
     for position in clients:
         examples, name = store.gather([position]), store.client_ids[position].item()
@@ -62,7 +64,7 @@ def plain_round(
         weight = algorithm.aggregator.weigh(report)
         empty += int(weight == 0)
         total = add_report(partition, total, report, weight, keys)
-    mean = algorithm.aggregator.decode(total)
+    mean = algorithm.aggregator.decode(partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
     return PlainRound(state, total, down, up, empty, tuple(broken))
 

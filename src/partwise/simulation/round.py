@@ -89,9 +89,22 @@ def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
             update[path] = _scatter_lanes(summed, lanes.keys[partition.roles[path].space], change, used)
         else:
             update[path] = summed + jnp.sum(used(change), axis=0)
+    held = {
+        space: _scatter_lanes(
+            summed,
+            lanes.keys[space],
+            jnp.broadcast_to(weights[:, None], (len(weights), lanes.keys[space].capacity)),
+            lambda x: x,
+        )
+        for space, summed in total.held.items()
+    }
     loss = Sums(*(jnp.sum(jnp.where(lanes.broken, 0, part)) for part in reports.loss))
     return Total(
-        update, total.weight + weights.sum(), total.clients + (weights > 0).sum(), add_sums(total.loss, loss)
+        update,
+        held,
+        total.weight + weights.sum(),
+        total.clients + (weights > 0).sum(),
+        add_sums(total.loss, loss),
     )
 
 
@@ -142,9 +155,10 @@ def one_round(
             broken,
         )
 
-    total, (weights, broken) = jax.lax.scan(chunk, zero_total(state.params, paths), plan)
+    nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
+    total, (weights, broken) = jax.lax.scan(chunk, nobody, plan)
     total = jax.lax.psum(total, AXIS)
-    mean = algorithm.aggregator.decode(total)
+    mean = algorithm.aggregator.decode(algorithm.partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
     outcome = Outcome(total.clients, total.weight, total.loss, server.is_finite(state), weights, broken)
     return state, outcome

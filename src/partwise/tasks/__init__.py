@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.tasks import movielens, planted, ratings
-from partwise.tasks.base import Entry, Setting, Task
+from partwise.tasks.base import Entry, Setting, Task, defaults_of
 from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError, unknown
 
@@ -31,4 +31,4 @@ def load_task(name: str, data: str | None = None, **options: Any) -> Task:
         raise UserError(f"task '{name}': {str(error).split(') ')[-1].removeprefix('got an ')}") from None
 
 
-__all__ = ["TASKS", "Entry", "Setting", "Task", "load_task", "ratings_task"]
+__all__ = ["TASKS", "Entry", "Setting", "Task", "defaults_of", "load_task", "ratings_task"]

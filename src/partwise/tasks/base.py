@@ -16,6 +16,7 @@ class Setting(NamedTuple):
     model: Model
     partition: Partition
     columns: tuple[str, ...]
+    own_spaces: tuple[str, ...] = ()  # key spaces in which every client has rows of its own
 
 
 class Task(NamedTuple):
@@ -25,7 +26,8 @@ class Task(NamedTuple):
     stateful:  the same model with those parameters on the server, keyed by client (for FedAvg and centralised
                training); None if there is no such thing
     options:   all that rebuilds the settings without the data (see `Entry.settings`)
-    defaults:  published hyper-parameters, as dotted keys of the configuration
+    defaults:  published hyper-parameters, as dotted keys of the configuration; under the name of an algorithm,
+               a mapping of those that it needs otherwise
     seen:      whether validation and test clients are training clients (other examples of theirs)
     best:      the best reachable metrics on the test clients, where they are known
     """
@@ -40,6 +42,12 @@ class Task(NamedTuple):
     defaults: Mapping[str, Any] = {}
     seen: bool = False
     best: Mapping[str, float] = {}
+
+
+def defaults_of(task: Task, algorithm: str) -> dict[str, Any]:
+    """The task's settings for an algorithm."""
+    common = {key: value for key, value in task.defaults.items() if not isinstance(value, Mapping)}
+    return common | dict(task.defaults.get(algorithm, {}))
 
 
 class Entry(NamedTuple):

@@ -11,25 +11,41 @@ from partwise.model.spec import Batch, Metric, Model, squared_error
 
 
 def matrix_factorization(
-    num_items: int, dim: int = 50, num_users: int | None = None, scale: float = 0.05, target: str = "rating"
+    num_items: int,
+    dim: int = 50,
+    num_users: int | None = None,
+    biases: bool = False,
+    scale: float = 0.05,
+    target: str = "rating",
 ) -> Model:
-    """Ratings as dot products, without biases or a mean, as in the authors' code.
+    """Ratings as dot products; by default without biases or a mean, as in the authors' code.
 
     `num_users` None: one user vector, the client's own (to be local). Else a table of them, indexed by the
-    column `user` (to be keyed by user). Values start uniform in (-scale, scale).
+    column `user` (to be keyed by user). `biases` adds a mean, and a number for every user and item. Vectors
+    start uniform in (-scale, scale), biases at zero.
     """
-    users = (dim,) if num_users is None else (num_users, dim)
+    users = () if num_users is None else (num_users,)
 
     def init(rng: jax.Array) -> dict:
         user, item = jax.random.split(rng)
-        return {
-            "user": jax.random.uniform(user, users, jnp.float32, -scale, scale),
+        params = {
+            "user": jax.random.uniform(user, (*users, dim), jnp.float32, -scale, scale),
             "item": jax.random.uniform(item, (num_items, dim), jnp.float32, -scale, scale),
         }
+        if biases:
+            params |= {
+                "mean": jnp.zeros(()),
+                "user_bias": jnp.zeros(users),
+                "item_bias": jnp.zeros(num_items),
+            }
+        return params
 
     def predict(params: dict, batch: Batch, rng: jax.Array) -> jax.Array:
-        user = params["user"] if num_users is None else params["user"][batch["user"]]
-        return jnp.sum(params["item"][batch["item"]] * user, axis=-1)
+        own = (lambda leaf: leaf) if num_users is None else (lambda leaf: leaf[batch["user"]])
+        product = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
+        if not biases:
+            return product
+        return product + params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
 
     return Model(
         init,

@@ -32,20 +32,25 @@ DEFAULTS = {
     "update.batch_size": 5,
     "server.optimizer": "sgd",
     "server.rate": 1.0,
+    "fed_avg": {"update.rate": 0.1},
+    "central": {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1},
 }
 
 
 def settings(
-    num_items: int, num_users: int, dim: int = 50, initial: Initial = "random"
+    num_items: int, num_users: int, dim: int = 50, initial: Initial = "random", biases: bool = False
 ) -> tuple[Setting, Setting]:
-    """(user vector local, user table keyed by user); items keyed in both."""
-    personal = matrix_factorization(num_items, dim)
-    stateful = matrix_factorization(num_items, dim, num_users)
+    """(users' parameters local, or in tables keyed by user); items keyed in both."""
+    personal = matrix_factorization(num_items, dim, biases=biases)
+    stateful = matrix_factorization(num_items, dim, num_users, biases=biases)
     columns = ("item", "rating")
     return (
-        Setting(personal, partition(personal, {"user": local(initial), "item": keyed("item")}), columns),
+        Setting(personal, partition(personal, {"user*": local(initial), "item*": keyed("item")}), columns),
         Setting(
-            stateful, partition(stateful, {"user": keyed("user"), "item": keyed("item")}), (*columns, "user")
+            stateful,
+            partition(stateful, {"user*": keyed("user"), "item*": keyed("item")}),
+            (*columns, "user"),
+            own_spaces=("user",),
         ),
     )
 
@@ -56,6 +61,7 @@ def ratings_task(
     *,
     dim: int = 50,
     initial: Initial = "random",
+    biases: bool = False,
     max_examples: int = 300,
     order: Literal["shuffle", "time", "as is"] = "shuffle",
     seed: int = 42,
