@@ -7,6 +7,7 @@ the previous one intact.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -33,7 +34,7 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
         return load(data), json.loads(metadata.get("partwise", "{}"))
-    except (SafetensorError, ValueError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
 
 
@@ -45,14 +46,15 @@ def write_file(path: Path, data: bytes) -> None:
 def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
     """Let `write` fill a file, which takes its name only once it is complete and on the disk."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
@@ -60,7 +62,17 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
             f"make room or choose another folder with --out, then go on with --resume."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming itself last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def save_arrays(path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> None:
@@ -90,7 +102,7 @@ def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
     leaves, treedef = jax.tree_util.tree_flatten(like)
     found = [arrays.get(f"{i:05d}") for i in range(len(leaves))]
     if len(arrays) != len(leaves) or any(
-        a is None or a.shape != b.shape for a, b in zip(found, leaves, strict=True)
+        a is None or a.shape != b.shape or a.dtype != b.dtype for a, b in zip(found, leaves, strict=True)
     ):
         raise UserError(f"'{path}' was written by a run with other parameters; start a new run folder")
     return jax.tree_util.tree_unflatten(treedef, found), header

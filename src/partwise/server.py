@@ -81,8 +81,9 @@ def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...
 
 def init_state(partition: Partition, optimizer: Optimizer, params: Mapping[str, jax.Array]) -> ServerState:
     """The state before the first round."""
+    params = {path: jax.lax.convert_element_type(leaf, leaf.dtype) for path, leaf in params.items()}
     moving = {path: params[path] for path in trainable(partition, params)}
-    return ServerState(dict(params), optimizer.transform.init(moving))
+    return ServerState(params, optimizer.transform.init(moving))
 
 
 def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
@@ -111,14 +112,14 @@ def map_tables(
         path: on_leaf(leaf, spaces.get(path, ""), *(other.params[path] for other in others))
         for path, leaf in state.params.items()
     }
-    slots = optax.tree_map_params(
+    labels = optax.tree_map_params(
         optimizer.transform,
-        lambda leaf, space, *rest: on_leaf(leaf, space, *rest),
+        lambda leaf, space: space,
         state.optimizer,
         spaces,
-        *(other.optimizer for other in others),
-        transform_non_params=lambda leaf: leaf,
+        transform_non_params=lambda leaf: "",
     )
+    slots = jax.tree_util.tree_map(on_leaf, state.optimizer, labels, *(other.optimizer for other in others))
     return ServerState(params, slots)
 
 

@@ -144,7 +144,8 @@ def test_arrow_types_that_numpy_lacks(tmp_path):
 
 
 KILLED = """
-import sys, time, numpy as np
+import signal, sys, time, numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)  # even where the parent ignores it
 from partwise.data import build_store
 def batches():
     for k in range(10**9):

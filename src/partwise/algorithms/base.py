@@ -33,7 +33,7 @@ class Algorithm(NamedTuple):
     evaluate: Callable[[Client], dict[str, Sums]]
     aggregator: Aggregator
     optimizer: Optimizer
-    check: Callable[[Client], None] = lambda client: None
+    check: Callable[[Client], None] | None = None
 
 
 # Rates by name -> algorithm. Called inside the compiled function, so that rates are values, not constants:

@@ -51,6 +51,11 @@ class Device:
         self._evaluate = jax.jit(lambda *given: algorithm.evaluate(self._client(*given)))
         self._predict = jax.jit(self._predictions)
 
+    def check(self, message: bytes, examples: ClientStore) -> None:
+        """Raise if the algorithm does not fit this client's model and data."""
+        if self.algorithm.check is not None:
+            self.algorithm.check(self._client(*self._given(message, examples)))
+
     def report(self, message: bytes, examples: ClientStore) -> bytes:
         """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
         report = self._report(*self._given(message, examples))
@@ -62,7 +67,7 @@ class Device:
                 if role and role.space
                 else None
             )
-            update[path] = np.asarray(change)[:keep]
+            update[path] = np.asarray(change) if keep is None else np.asarray(change)[:keep]
         return to_bytes(update, {"weight": float(report.weight), "loss": [float(x) for x in report.loss]})
 
     def personalize(

@@ -11,7 +11,7 @@ from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm, change
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
-from partwise.client.state import Client, begin, with_deltas
+from partwise.client.state import Client, begin, total_weight, with_deltas
 from partwise.client.update import Update
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
@@ -36,7 +36,7 @@ def fed_avg(
 
     def client_update(client: Client) -> Report:
         trained = update(client, begin(client), everything)
-        weight = client.examples.count * 1.0
+        weight = total_weight(client, everything)
         return Report(change(client, with_deltas(client, trained.progress)), weight, trained.loss)
 
     return Algorithm(

@@ -11,7 +11,7 @@ from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct
 from partwise.client.split import Split, everything
-from partwise.client.state import Client, Progress, begin, with_deltas
+from partwise.client.state import Client, Progress, begin, total_weight, with_deltas
 from partwise.client.update import Update
 from partwise.metrics import Sums, zero_sums
 from partwise.model.partition import Partition
@@ -46,7 +46,7 @@ def fed_recon(
             here = _phase(client, 2 * number)
             progress = reconstruct(here, trained.progress, split.support)  # l_i <- R(D_s, L, g)
             trained = update(_phase(client, 2 * number + 1), progress, split.query)  # g_i <- U(D_q, l_i, g)
-        weight = split.query.count(client.examples.count) * 1.0  # n_i <- |D_q|
+        weight = total_weight(client, split.query)  # n_i <- |D_q|
         return Report(change(client, with_deltas(client, trained.progress)), weight, trained.loss)
 
     def personalize(client: Client, start: Progress) -> Progress:

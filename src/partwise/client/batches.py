@@ -27,6 +27,13 @@ class Keys(NamedTuple):
     capacity: int  # the most that any client has
 
 
+def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
+    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
+    position = first + jnp.arange(size)
+    rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
+    return jnp.where(position < keys.count, rows, num_rows)
+
+
 class Examples(NamedTuple):
     """One client's examples: rows `start : start + count` of every column.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from partwise import tree
-from partwise.client.batches import Drawn, Schedule, over_batches
+from partwise.client.batches import Drawn, Schedule, over_batches, own_rows
 from partwise.client.split import Subset
 from partwise.client.state import (
     Client,
@@ -54,7 +54,7 @@ def fit(
     if "keyed" in groups:
         progress = with_deltas(client, progress)
     move = _optax(optimizer) if isinstance(optimizer, optax.GradientTransformation) else _sgd(optimizer)
-    start = (progress, move.init(get_parts(progress, groups)), zero_sums())
+    start = (progress, move.init(client, progress, groups), zero_sums())
 
     def step(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
         now, state, sums = carry
@@ -86,7 +86,7 @@ def _sgd(rate: float | jax.Array) -> _Move:
     """p <- p - rate * gradient, on the batch's rows only: exact, because the others' gradient is zero."""
 
     def step(client, now, gradients, state, need, active, groups):
-        change = jax.tree_util.tree_map(lambda g: -rate * g, gradients)
+        change = jax.tree_util.tree_map(lambda g: jnp.where(active, -rate * g, 0), gradients)
         dense = tuple(group for group in groups if group != "keyed")
         moved: dict[str, Any] = jax.tree_util.tree_map(
             jnp.add, get_parts(now, dense), {group: change[group] for group in dense}
@@ -95,21 +95,36 @@ def _sgd(rate: float | jax.Array) -> _Move:
             moved["keyed"] = slices.scatter(client.partition, now.deltas, change["keyed"], need)
         return put_parts(now, moved), state
 
-    return _Move(lambda parts: (), step)
+    return _Move(lambda *given: (), step)
+
+
+def _received_rows(client: Client) -> dict[str, jax.Array]:
+    """What was received of the client's own keys, in the shape of its deltas."""
+    result = {}
+    for path, table in client.received.tables.items():
+        keys = client.examples.keys[client.partition.roles[path].space]
+        rows = own_rows(keys, jnp.asarray(0), keys.capacity, table.shape[0])
+        result[path] = table.at[rows].get(mode="fill", fill_value=0)
+    return result
 
 
 def _optax(optimizer: optax.GradientTransformation) -> _Move:
-    """Any optimizer: the rows' gradient spread over the slice, and state kept where a batch is empty."""
+    """Any optimizer: it sees the client's slice with its values, and keeps its state where a batch is empty."""
+
+    def values(client: Client, now: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
+        parts = get_parts(now, groups)
+        if "keyed" in groups:
+            parts["keyed"] = jax.tree_util.tree_map(jnp.add, _received_rows(client), parts["keyed"])
+        return parts
 
     def step(client, now, gradients, state, need, active, groups):
-        values = get_parts(now, groups)
+        old = get_parts(now, groups)
         if "keyed" in groups:
-            zeros = jax.tree_util.tree_map(jnp.zeros_like, values["keyed"])
-            gradients = gradients | {
-                "keyed": slices.scatter(client.partition, zeros, gradients["keyed"], need)
-            }
-        changes, new_state = optimizer.update(gradients, state, values)
-        new = tree.where(active, optax.apply_updates(values, changes), values)
+            zeros = jax.tree_util.tree_map(jnp.zeros_like, old["keyed"])
+            keyed = slices.scatter(client.partition, zeros, gradients["keyed"], need)
+            gradients = gradients | {"keyed": keyed}
+        changes, new_state = optimizer.update(gradients, state, values(client, now, groups))
+        new = tree.where(active, optax.apply_updates(old, changes), old)
         return put_parts(now, new), tree.where(active, new_state, state)
 
-    return _Move(optimizer.init, step)
+    return _Move(lambda *given: optimizer.init(values(*given)), step)

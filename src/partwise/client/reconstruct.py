@@ -16,7 +16,7 @@ from partwise.client.batches import Schedule
 from partwise.client.fit import Optimizer, fit
 from partwise.client.solve import check_quadratic, solve
 from partwise.client.split import Subset
-from partwise.client.state import Client, Progress, anchor, begin
+from partwise.client.state import Client, Progress, anchor, begin, total_weight
 from partwise.types import UserError
 
 Reconstruct = Callable[[Client, Progress, Subset], Progress]
@@ -32,12 +32,12 @@ def by_steps(schedule: Schedule, optimizer: Optimizer, pull: Any = 0.0) -> Recon
     pulled = not (isinstance(pull, float | int) and pull == 0)
 
     def procedure(client: Client, progress: Progress, support: Subset) -> Progress:
-        count = jnp.maximum(support.count(client.examples.count), 1)
+        count = jnp.maximum(total_weight(client, support), 1)
         target = anchor(client, progress).local
 
         def penalty(own: dict[str, jax.Array]) -> jax.Array:
             squares = [jnp.sum(jnp.square(own[path] - target[path])) for path in own]
-            return pull / count * jnp.sum(jnp.stack(squares))
+            return pull / count * sum(squares, jnp.zeros(()))
 
         trained = fit(client, progress, support, schedule, optimizer, ("local",), penalty if pulled else None)
         return trained.progress

@@ -46,6 +46,8 @@ def solve(
     if "keyed" in groups:
         progress = with_deltas(client, progress)
     x0, rebuild = ravel_pytree(get_parts(progress, groups))
+    if x0.size == 0:
+        return progress
     offset = x0 - ravel_pytree(get_parts(anchor(client, progress), groups))[0]
     schedule = Schedule(batch_size)
 
@@ -57,7 +59,7 @@ def solve(
 
         def body(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
             value = of(lambda x: _total_loss(client, place(x), drawn))
-            return jax.tree_util.tree_map(jnp.add, carry, value)
+            return jax.tree_util.tree_map(lambda a, b: a + jnp.where(drawn.mask.any(), b, 0), carry, value)
 
         return over_batches(body, zero, client.examples, subset, schedule)
 

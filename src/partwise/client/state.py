@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.client.batches import Drawn, Examples
+from partwise.client.batches import Drawn, Examples, Schedule, over_batches
+from partwise.client.split import Subset
 from partwise.metrics import Sums
 from partwise.model.partition import DEFAULT, Partition
-from partwise.model.spec import Model
+from partwise.model.spec import Model, one_per_example
 from partwise.selection import slices
 from partwise.selection.slices import Received
 
@@ -118,3 +119,14 @@ def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, ja
     """The keyed rows of a batch, as the client has them now."""
     need = slices.batch_rows(client.partition, drawn.batch, drawn.positions)
     return slices.gather(client.partition, client.received.tables, progress.deltas, need), need
+
+
+def total_weight(client: Client, subset: Subset) -> jax.Array:
+    """What a subset of the client's examples weighs together: n_i."""
+    if client.model.weight is one_per_example:
+        return subset.count(client.examples.count) * 1.0
+
+    def add(i: jax.Array, drawn: Drawn, total: jax.Array) -> jax.Array:
+        return total + jnp.sum(jnp.where(drawn.mask, client.model.weight(drawn.batch), 0))
+
+    return over_batches(add, jnp.zeros(()), client.examples, subset, Schedule(64))

@@ -11,6 +11,8 @@ from partwise.client.solve import solve
 from partwise.client.split import Subset
 from partwise.client.state import Client, Group, Progress
 from partwise.metrics import zero_sums
+from partwise.model.partition import DEFAULT
+from partwise.types import UserError
 
 Update = Callable[[Client, Progress, Subset], Trained]
 
@@ -27,6 +29,11 @@ def by_solving(pull: Any, batch_size: int = 32) -> Update:
     claim 5: the global half of alternating minimisation)."""
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
+        if any(path.startswith(DEFAULT) for path in progress.shared):
+            raise UserError(
+                "the closed-form update cannot train a learned default along with what multiplies it: "
+                "use update.method = steps, or local(initial='zero')"
+            )
         return Trained(solve(client, progress, query, ("shared", "keyed"), pull, batch_size), zero_sums())
 
     return procedure

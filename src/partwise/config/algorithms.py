@@ -41,6 +41,11 @@ def prepare(task: Task, config: Config) -> Prepared:
 
 
 def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
+    if task.seen:
+        raise UserError(
+            f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
+            f"none: use fed_avg or central, or a task of unseen clients"
+        )
     build = _recon_build(task.personal, config)
     store = task.train.select(task.personal.columns)
     return Prepared(build, _rates(config), store, _recruiting(config), build, task.personal)
@@ -105,7 +110,7 @@ def _recon_build(setting: Setting, config: Config) -> Build:
             aggregator=_aggregator(setting, config),
             passes=config.update.passes,
             evaluation_split=_evaluation_split(config),
-            check=reconstruct.check_solvable if part.method == "solve" else lambda client: None,
+            check=reconstruct.check_solvable if part.method == "solve" else None,
         )
 
     return build

@@ -34,15 +34,15 @@ class Recruiting(NamedTuple):
             )
         if self.asked > num_clients:
             raise UserError(
-                f"a cohort of {self.asked} clients was asked for, but the population has only {num_clients}. "
-                f"Use --cohort {num_clients} or fewer."
+                f"{self.asked} clients are to be asked every round, but the population has only {num_clients}. "
+                f"Use --cohort {int(num_clients / self.over_selection)} or fewer."
             )
         return self
 
     @property
     def asked(self) -> int:
         """How many clients are asked every round."""
-        return int(np.ceil(self.size * self.over_selection))
+        return int(np.ceil(round(self.size * self.over_selection, 6)))
 
 
 class Cohort(NamedTuple):

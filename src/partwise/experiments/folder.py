@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, written so that a kill at any moment loses no more than a call's rounds."""
+"""A run's folder: what is in it, written so that a kill at any moment loses only the rounds since a checkpoint."""
 
 from __future__ import annotations
 

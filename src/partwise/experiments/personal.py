@@ -40,7 +40,10 @@ class Personal:
         self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
     ):
         self.setting, self.vocabularies = setting, vocabularies
-        self.params = {path: params[path] for path in setting.partition.server_paths}
+        self.names = {
+            name: str(config.data.get(name, name)) for name in setting.columns
+        }  # in the user's files
+        self.params = setting.partition.server_leaves(params)
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
         self.device = Device(build(rates))
@@ -79,7 +82,9 @@ class Personal:
         Rows with ids that the model has never met cannot be used; they are counted.
         """
         named = [name for name in columns if name in self.vocabularies]
-        table = read_table(path, client=None, columns=columns, ids=named)
+        names = {self.names[name]: name for name in columns}
+        table = read_table(path, client=None, columns=list(names), ids=[self.names[name] for name in named])
+        table = table.rename(names)
         rows, keep, unknown = dict(table.columns), np.ones(table.num_examples, bool), {}
         for name in named:
             keys, known = _look_up(self.vocabularies[name], table.vocabularies[name])

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from partwise.algorithms.base import init_params
+from partwise.algorithms.device import Device, choose_keys, send
 from partwise.config.algorithms import Prepared, prepare
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
@@ -25,7 +27,7 @@ from partwise.experiments.picture import learning_curve
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.lanes import choose_lanes
-from partwise.simulation.loop import Simulation
+from partwise.simulation.loop import INIT_ROUND, Simulation, round_rng
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Task, defaults_of, load_task
 from partwise.types import UserError
@@ -118,27 +120,30 @@ def train(
 def _train(task: Task, config: Config, folder: Folder | None, progress: Progress) -> Run:
     began, compiling = time.perf_counter(), compile_seconds()
     prepared = prepare(task, config)
+    check_fit(prepared, config)
     saved = folder.last_checkpoint() if folder else None
     simulation = make_simulation(prepared, config, saved.header["lanes"] if saved else 0)
     records: list[dict[str, Any]] = []
-    if folder and saved:
+    if saved:
         simulation.state, simulation.round = saved.load(simulation.state), saved.header["round"]
+    if folder:
         records = folder.forget_after(simulation.round)
     evaluate = make_evaluator(prepared, config, task.validation)
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
     while simulation.round < config.rounds:
-        stop = min(_next(simulation.round, every), _next(simulation.round, saving), config.rounds)
+        due, save = _next(simulation.round, every), _next(simulation.round, saving)
+        stop = min(due, save, config.rounds)
         fresh = []
         for call in simulation.run(stop - simulation.round):
             fresh += [as_record(record) for record in call]
             progress(Status(simulation.round, config.rounds, call[-1].loss, None))
-        if stop % every == 0 or stop == config.rounds:
+        if stop in (due, config.rounds):
             fresh[-1]["evaluation"] = evaluate(simulation.state.params)
             progress(Status(stop, config.rounds, fresh[-1]["train"]["loss"], fresh[-1]["evaluation"]))
         records += fresh
         if folder:
             folder.append(fresh)
-            if stop % saving == 0 or stop == config.rounds:
+            if stop in (save, config.rounds):
                 folder.save_checkpoint(simulation.state, stop, {"lanes": simulation.lanes})
     test = make_evaluator(prepared, config, task.test)(simulation.state.params)
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
@@ -157,6 +162,17 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
 def _next(round_number: int, every: int) -> int:
     """The next multiple; 0 means never."""
     return (round_number // every + 1) * every if every > 0 else sys.maxsize
+
+
+def check_fit(prepared: Prepared, config: Config) -> None:
+    """Raise if the algorithm does not fit the model, by a look at the largest client."""
+    algorithm = prepared.build(prepared.rates)
+    if algorithm.check is None:
+        return
+    examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
+    rng = round_rng(config.seed, INIT_ROUND)
+    keys = choose_keys(algorithm.partition, examples)
+    Device(algorithm).check(send(algorithm.partition, init_params(algorithm, rng), keys, rng), examples)
 
 
 def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simulation | PlainSimulation:
@@ -195,7 +211,7 @@ def evaluate_run(
 
 
 def _summary(task: Task, config: Config, records: list, test: Mapping[str, Any]) -> dict[str, Any]:
-    clients = max(sum(record["clients"] for record in records), 1)
+    clients = max(sum(r["clients"] + r["empty"] + len(r["broken"]) for r in records), 1)
     return {
         "task": config.task,
         "algorithm": config.algorithm,

@@ -13,7 +13,7 @@ from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status, make_evaluator, silent
 from partwise.simulation.sweep import Sweep
 from partwise.tasks import Task
-from partwise.types import unknown
+from partwise.types import UserError, unknown
 
 # The keys that are values of a compiled program, and what an algorithm calls them.
 RATES = {
@@ -53,7 +53,9 @@ def sweep(
     prepared = prepare(task, config)
     pairs = [(dict(changes), seed) for changes in grid for seed in seeds]
     named = [{RATES[key]: value for key, value in changes.items()} for changes, _ in pairs]
-    rates = [{**prepared.rates, **{n: v for n, v in each.items() if n in prepared.rates}} for each in named]
+    for name in {name for each in named for name in each} - set(prepared.rates):
+        raise UserError(f"a sweep over the rate '{name}' needs a configuration that uses it")
+    rates = [{**prepared.rates, **each} for each in named]
     runs = Sweep(prepared.build, rates, [seed for _, seed in pairs], prepared.store, prepared.recruiting)
     losses = []
     for outcome in runs.run(config.rounds):

@@ -115,6 +115,15 @@ class Partition:
         path = self.spaces[space][0]
         return self.shapes[path].shape[self.roles[path].axis]
 
+    def server_leaves(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The leaves that the server stores, out of a larger mapping. A learned default that was not trained is
+        the mean of the table that was (users' rows, after FedAvg)."""
+        leaves = {}
+        for path in self.server_paths:
+            table = params.get(path.removeprefix(DEFAULT)) if path not in params else None
+            leaves[path] = params[path] if table is None else jnp.mean(jnp.asarray(table), axis=0)
+        return leaves
+
     def split(self, params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
         """(what the server stores, what a client keeps): keyed leaves rows first, twins and learned
         defaults on both sides of the cut where they belong."""
@@ -179,6 +188,11 @@ def partition(
     """
     shapes_tree = jax.eval_shape(model.init, jax.ShapeDtypeStruct((), jax.random.key(0).dtype))
     shapes = tree.flatten(shapes_tree)
+    for path in shapes:
+        if path.startswith(DEFAULT):
+            raise UserError(
+                f"parameter '{path}': names under '{DEFAULT}' are kept for learned defaults; rename it"
+            )
     roles = {path: _role(path, rules) for path in shapes}
     for pattern in rules:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in shapes):
@@ -187,7 +201,16 @@ def partition(
                 f"Write a path as `describe` prints it, or a pattern such as 'item/*'."
             )
     spaces = dict.fromkeys(role.space for role in roles.values() if role.kind == "keyed")
-    columns = {space: (space,) for space in spaces} | dict(columns or {})
+    columns = {space: (space,) for space in spaces} | {
+        space: (names,) if isinstance(names, str) else tuple(names)
+        for space, names in (columns or {}).items()
+    }
+    used = [name for names in columns.values() for name in names]
+    for name in used:
+        if used.count(name) > 1:
+            raise UserError(
+                f"column '{name}' holds the keys of more than one key space; give each its own column"
+            )
     for space in columns:
         if space not in spaces:
             raise UserError(f"columns are given for key space '{space}', which no rule names")

@@ -40,18 +40,17 @@ class Evaluator:
         `params` may have leaves that are not needed; `rates` replace those that were given before.
         """
         values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
-        needed = {path: params[path] for path in self.algorithm.partition.server_paths}
-        needed = jax.device_put(needed, everywhere(self.mesh))
+        needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
         rng = round_rng(self.seed, EVALUATION_ROUND)
-        parts: dict[str, Sums] = {}
+        empty = lambda: np.zeros(self.store.num_clients)
+        parts = {name: Sums(empty(), empty()) for name in (*self.algorithm.model.metrics, "loss")}
         for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
             shelf, plan, capacities = self._stage(first)
             result = to_host(self._program(capacities)(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
             for name, sums in result.items():
-                whole = parts.setdefault(name, Sums(*(np.zeros(self.store.num_clients) for _ in range(2))))
-                for target, values in zip(whole, sums, strict=True):
-                    target[first + order[order >= 0]] = values[order >= 0]
+                for target, found in zip(parts[name], sums, strict=True):
+                    target[first + order[order >= 0]] = found[order >= 0]
         return parts
 
     def __call__(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Any]:

@@ -45,6 +45,7 @@ class Record(NamedTuple):
     empty: int  # clients with no query example
     dropped: int
     too_small: int
+    spare: int
     broken: tuple[Any, ...]  # ids of clients whose update was not finite
 
 
@@ -153,8 +154,10 @@ class Simulation:
         kept = self.state, self.round
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
-        self._execute(self._stage(0, 1), 1)
-        self.state, self.round = kept
+        try:
+            self._execute(self._stage(0, 1), 1)
+        finally:
+            self.state, self.round = kept
 
     def _place(self) -> None:
         """Put the state where calls expect it."""
@@ -203,7 +206,8 @@ class Simulation:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
         rows = sum(
-            slots.key_count[space].sum() * tree.num_bytes(self.state.params[path].shape[1:], np.float32)
+            slots.key_count[space].sum()
+            * tree.num_bytes(self.state.params[path].shape[1:], self.state.params[path].dtype)
             for space, paths in self.partition.spaces.items()
             for path in paths
         )
@@ -226,6 +230,7 @@ class Simulation:
             empty=int((real & (outcome.weights[i] == 0) & ~broken).sum()),
             dropped=call.cohorts[i].dropped,
             too_small=call.cohorts[i].too_small,
+            spare=call.cohorts[i].spare,
             broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
         )
 
@@ -240,7 +245,7 @@ class Simulation:
     def _pad(self, name: str, array: np.ndarray, fill: int = 0) -> np.ndarray:
         """Filled up to a capacity that only grows, by a quarter at a time, so that programs are reused."""
         capacity = self._capacity.get(name, 0)
-        if len(array) > capacity:
+        if len(array) > capacity or not capacity:
             self._capacity[name] = capacity = int(len(array) * 1.25) + 16
         return stage.pad(array, capacity, fill)
 

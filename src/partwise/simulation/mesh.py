@@ -14,6 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from partwise.types import UserError
+
 AXIS = "clients"
 
 
@@ -33,6 +35,8 @@ _one_device_per_core()
 def make_mesh(num_devices: int | None = None) -> Mesh:
     """All devices (or the first so many) along the client axis."""
     devices = jax.devices()[:num_devices]
+    if num_devices and num_devices > len(devices):
+        raise UserError(f"{num_devices} devices were asked for, but there are only {len(devices)}")
     return Mesh(np.array(devices), (AXIS,))
 
 

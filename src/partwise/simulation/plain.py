@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from partwise import server
+from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
 from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.algorithms.device import Device, choose_keys, read_report, send
@@ -58,7 +57,7 @@ def plain_round(
             raise UserError(f"client {name!r} failed: {error}") from error
         report = read_report(answer)
         down, up = down + len(message), up + len(answer)
-        if not all(np.isfinite(change).all() for change in report.update.values()):
+        if not tree.all_finite((report.update, report.weight)):
             broken.append(name)
             continue
         weight = algorithm.aggregator.weigh(report)
@@ -112,6 +111,7 @@ class PlainSimulation:
                 empty=done.empty,
                 dropped=cohort.dropped,
                 too_small=cohort.too_small,
+                spare=cohort.spare,
                 broken=done.broken,
             )
             if not server.is_finite(self.state):

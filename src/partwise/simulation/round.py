@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from partwise import server, tree
 from partwise.aggregation.total import Report, Total, zero_total
 from partwise.algorithms.base import Algorithm, Build
-from partwise.client.batches import Examples, Keys
+from partwise.client.batches import Examples, Keys, own_rows
 from partwise.client.state import Client
 from partwise.metrics import Sums, add_sums
 from partwise.model.partition import Partition
@@ -66,13 +66,6 @@ def lane_client(
     return Client(
         algorithm.model, algorithm.partition, received, examples, jax.random.fold_in(rng, slot.number)
     )
-
-
-def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
-    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
-    position = first + jnp.arange(size)
-    rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
-    return jnp.where(position < keys.count, rows, num_rows)
 
 
 def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:

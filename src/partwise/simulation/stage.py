@@ -78,6 +78,8 @@ def shelve(population: Population, tables: Mapping[str, np.ndarray] | None = Non
     `tables[space]` lists the table rows at hand, sorted; by default all are, and a key is its own row.
     """
     columns = {name: _narrow(column) for name, column in population.store.columns.items()}
+    for name in population.positions:
+        columns[name] = columns[name].astype(np.int32)
     keys = {space: own.keys for space, own in population.keys.items()}
     for space, rows in (tables or {}).items():
         keys[space] = np.searchsorted(rows, keys[space]).astype(np.int32)
@@ -102,7 +104,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
     rounds, size = cohorts.shape
     chunks = max(-(-size // (devices * lanes)), 1)
     slots = np.full((rounds, chunks * devices * lanes), -1)
-    held = np.where(cohorts >= 0, population.store.counts[cohorts], -1)
+    held = np.append(population.store.counts, -1)[cohorts]
     order = np.argsort(-held, axis=1, kind="stable")
     slots[:, :size] = np.take_along_axis(cohorts, order, 1)
     slots = slots.reshape(rounds, chunks, devices, lanes)

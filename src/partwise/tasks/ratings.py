@@ -71,7 +71,7 @@ def ratings_task(
     """A task from a store with the columns `item` (keys), `rating` and perhaps `time`.
 
     Clients are cut 80/10/10 into train, validation and test (unseen); with `seen`, each client's examples are,
-    by time where there is a time. Of every training client the first `max_examples` are kept, in `order`:
+    by time where there is a time. Of every client (if `seen`, in training) the first `max_examples` are kept:
     shuffled, by time, or as they lie (which copies nothing and is the choice for a store larger than memory).
     """
     for column in ("item", "rating"):
@@ -84,12 +84,8 @@ def ratings_task(
     else:
         parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
     train, validation, test = parts
-    options = {
-        "num_items": store.num_keys("item"),
-        "num_users": store.num_clients,
-        "dim": dim,
-        "initial": initial,
-    }
+    sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
+    options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
     personal, stateful = settings(**options)
     smaller = {"cohort.size": min(DEFAULTS["cohort.size"], max(train.num_clients // 2, 1))}
     given = DEFAULTS | smaller | dict(defaults or {})
@@ -118,14 +114,15 @@ def load(
     client: str = "user",
     item: str = "item",
     rating: str = "rating",
+    time: str | None = None,
     **options: Any,
 ) -> Task:
-    """A user's own table: CSV, Parquet, or a client store written by partwise."""
+    """A user's own table: CSV, Parquet, or a client store written by partwise; the names of its columns."""
     if data is None:
         raise UserError("the task 'ratings' needs a table: --data FILE.csv (or .parquet, or a client store)")
     if (Path(data) / "store.json").exists():
         store = open_store(data)
     else:
-        store = read_table(data, client=client, columns=[item, rating], ids=[item])
-        store = store.rename({item: "item", rating: "rating"})
+        names = {item: "item", rating: "rating"} | ({time: "time"} if time else {})
+        store = read_table(data, client=client, columns=list(names), ids=[item]).rename(names)
     return ratings_task(store, **options)
