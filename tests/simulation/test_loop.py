@@ -168,7 +168,9 @@ def test_a_round_without_anybody_changes_nothing(build, store, monkeypatch, resi
 
 
 def test_a_cohort_larger_than_the_population_is_refused(build, store):
-    with pytest.raises(UserError, match=r"6 clients are to be asked every round, but the population has only 5"):
+    with pytest.raises(
+        UserError, match=r"6 clients are to be asked every round, but the population has only 5"
+    ):
         simulate(build, store, Recruiting(6))
     with pytest.raises(UserError, match="cohort of 6"):
         simulate(build, store, Recruiting(4, over_selection=1.5))

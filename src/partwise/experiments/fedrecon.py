@@ -6,6 +6,7 @@ validation clients' RMSE, the best are run again with other seeds, and the test 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,6 +89,7 @@ class Outcome(NamedTuple):
     chosen: Mapping[str, float]
     validation: Mapping[str, float]
     tests: Sequence[Mapping[str, Any]]
+    seconds: float
 
 
 class Kitchen:
@@ -116,6 +118,7 @@ class Kitchen:
 
     def cook(self, recipe: Recipe) -> Outcome:
         """Search the grid, run the best again with every seed, look at the test clients."""
+        began = time.perf_counter()
         task, config = self.prepared(recipe)
         grid = grid_of({key: values[:1] if self.quick else values for key, values in recipe.grid.items()})
         trials = self._sweep(recipe, task, config, grid, self.seeds[:1])
@@ -134,7 +137,8 @@ class Kitchen:
         evaluate = make_evaluator(prepare(task, evaluated), evaluated, task.test)
         named = {RATES[key]: value for key, value in best.changes.items()}
         tests = [evaluate(trial.params, named) for trial in (best, *again)]
-        return Outcome(recipe, best.changes, {m: best.validation[m] for m in ("rmse", "accuracy")}, tests)
+        judged = {metric: best.validation[metric] for metric in ("rmse", "accuracy")}
+        return Outcome(recipe, best.changes, judged, tests, time.perf_counter() - began)
 
     def _judge(self, task: Task, config: Config, trials: list[Trial], variant: Mapping[str, float]) -> list:
         """Validation metrics of trained trials under an evaluation of its own."""
@@ -175,6 +179,7 @@ def table1(
                     "seeds": len(values),
                     "rates": dict(outcome.chosen),
                     "validation": scale * outcome.validation[metric],
+                    "seconds": outcome.seconds,
                 }
             )
     bars_beside(

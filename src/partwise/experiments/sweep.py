@@ -61,7 +61,12 @@ def sweep(
     for outcome in runs.run(config.rounds):
         with np.errstate(invalid="ignore"):
             losses.append(outcome.loss.value / outcome.loss.weight)
-        progress(Status(runs.round, config.rounds, float(np.nanmin(losses[-1][:, -1])), None))
+        last = losses[-1][:, -1]
+        progress(
+            Status(
+                runs.round, config.rounds, float(np.min(last, initial=np.inf, where=np.isfinite(last))), None
+            )
+        )
     evaluate = make_evaluator(prepared, config, task.validation)
     curves = np.concatenate(losses, axis=1) if losses else np.zeros((len(pairs), 0))
     trials = []

@@ -40,12 +40,13 @@ class Outcome(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """What the clients of a chunk returned; every leaf has a leading lane axis (but `keys.rows`)."""
+    """What the clients of a chunk returned; leaves have a leading lane axis, but `keys.rows` and `most_keys`."""
 
     report: Report
     weight: jax.Array
     broken: jax.Array
     keys: Mapping[str, Keys]
+    most_keys: Mapping[str, jax.Array]  # one number for all lanes
 
 
 def lane_client(
@@ -79,16 +80,11 @@ def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
             x * weights.reshape(-1, *[1] * (change.ndim - 1)),
         )
         if path in partition.of("keyed"):
-            update[path] = _scatter_lanes(summed, lanes.keys[partition.roles[path].space], change, used)
+            update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, change, used)
         else:
             update[path] = summed + jnp.sum(used(change), axis=0)
     held = {
-        space: _scatter_lanes(
-            summed,
-            lanes.keys[space],
-            jnp.broadcast_to(weights[:, None], (len(weights), lanes.keys[space].capacity)),
-            lambda x: x,
-        )
+        space: _scatter_lanes(summed, lanes, space, _on_keys(weights, lanes.keys[space]), lambda x: x)
         for space, summed in total.held.items()
     }
     loss = Sums(*(jnp.sum(jnp.where(lanes.broken, 0, part)) for part in reports.loss))
@@ -101,8 +97,15 @@ def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
     )
 
 
-def _scatter_lanes(summed: jax.Array, keys: Keys, change: jax.Array, used: Callable) -> jax.Array:
+def _on_keys(weights: jax.Array, keys: Keys) -> jax.Array:
+    return jnp.broadcast_to(weights[:, None], (weights.shape[0], keys.capacity))
+
+
+def _scatter_lanes(
+    summed: jax.Array, lanes: Lanes, space: str, change: jax.Array, used: Callable
+) -> jax.Array:
     """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane."""
+    keys = lanes.keys[space]
     size = min(KEY_BLOCK, keys.capacity)
     rows_of = jax.vmap(
         lambda start, count, first: own_rows(
@@ -116,7 +119,7 @@ def _scatter_lanes(summed: jax.Array, keys: Keys, change: jax.Array, used: Calla
         rows = rows_of(keys.start, keys.count, i * size)
         return summed.at[rows.ravel()].add(used(part).reshape(-1, *change.shape[2:]), mode="drop")
 
-    return jax.lax.fori_loop(0, -(-jnp.max(keys.count) // size), block, summed)
+    return jax.lax.fori_loop(0, -(-lanes.most_keys[space] // size), block, summed)
 
 
 def one_round(
@@ -143,10 +146,8 @@ def one_round(
             space: Keys(rows, share.slots.key_start[space], share.slots.key_count[space], capacities[space])
             for space, rows in shelf.keys.items()
         }
-        return _add_lanes(total, Lanes(reports, weights, broken, keys), algorithm.partition), (
-            weights,
-            broken,
-        )
+        lanes = Lanes(reports, weights, broken, keys, share.most_keys)
+        return _add_lanes(total, lanes, algorithm.partition), (weights, broken & (share.slots.count > 0))
 
     nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
     total, (weights, broken) = jax.lax.scan(chunk, nobody, plan)
@@ -183,8 +184,13 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
     def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
-        plan = Plan(jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots), jnp.squeeze(plan.longest, 1))
-        over_runs: Any = (0, 0, None, Plan(0, None), 0, None, None)  # pyright: ignore[reportArgumentType]
+        slots, *limits = (
+            jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots),
+            plan.longest,
+            plan.most_keys,
+        )
+        plan = Plan(slots, *jax.tree_util.tree_map(squeeze(1), limits))
+        over_runs: Any = (0, 0, None, Plan(0, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
@@ -192,7 +198,7 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
-    plan_spec: Any = Plan(along, P(None, AXIS))  # pyright: ignore[reportArgumentType]
+    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS))  # pyright: ignore[reportArgumentType]
     outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,

@@ -39,10 +39,12 @@ class Slots(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Slots [rounds, devices, chunks, lanes]; the largest client of each chunk [rounds, devices, chunks]."""
+    """Slots [rounds, devices, chunks, lanes]; per chunk [rounds, devices, chunks] the most examples and keys of
+    any lane, which is how often loops turn."""
 
     slots: Slots
     longest: Any
+    most_keys: Mapping[str, Any]
 
 
 class Population(NamedTuple):
@@ -118,6 +120,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
         )
 
     count = at(population.store.counts, np.int32)
+    key_counts = {space: at(own.counts, np.int32) for space, own in population.keys.items()}
     return Plan(
         Slots(
             client.astype(np.int32),
@@ -125,9 +128,10 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
             at(population.store.starts, np.int32),
             count,
             {space: at(own.starts, np.int32) for space, own in population.keys.items()},
-            {space: at(own.counts, np.int32) for space, own in population.keys.items()},
+            key_counts,
         ),
         count.max(axis=-1),
+        {space: counts.max(axis=-1) for space, counts in key_counts.items()},
     )
 
 

@@ -24,7 +24,7 @@ from partwise.simulation.mesh import everywhere, make_mesh
 from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
 
-LANES_OF_ALL_RUNS = 24
+LANES_OF_ALL_RUNS = 12
 
 
 class Sweep:
@@ -103,4 +103,5 @@ class Sweep:
         slots: Any = jax.tree_util.tree_map(
             lambda *a: np.stack(a), *(plans[seed].slots for seed in self.seeds)
         )
-        return stage.Plan(slots, np.max([plan.longest for plan in plans.values()], axis=0))
+        limits = [(plan.longest, plan.most_keys) for plan in plans.values()]
+        return stage.Plan(slots, *jax.tree_util.tree_map(lambda *a: np.max(a, axis=0), *limits))
