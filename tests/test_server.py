@@ -57,10 +57,10 @@ def momentum(x, gradients):
 
 
 def adagrad(x, gradients):
-    squares = 0.1
+    squares = 0.0
     for g in gradients:
         squares = squares + g**2
-        x = x - RATE * g / np.sqrt(squares + 1e-7)
+        x = x - RATE * g / np.sqrt(squares + 1e-3)
     return x
 
 

@@ -52,7 +52,8 @@ def over_clients(
         means = np.asarray(total.value, np.float64)[held] / np.asarray(total.weight, np.float64)[held]
         values = np.vectorize(finish.get(name, float), otypes=[float])(means)
         result[name] = {"clients": int(held.sum()), "mean": float(values.mean())}
-        result[name] |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+        with np.errstate(invalid="ignore"):  # a client may have diverged; then so says its percentile
+            result[name] |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
     return result
 
 

@@ -30,8 +30,8 @@ def sgd(rate: Any, momentum: float | None = None) -> Optimizer:
     return Optimizer(optax.sgd(rate, momentum), row_sparse=momentum is None)
 
 
-def adagrad(rate: Any, initial_accumulator: float = 0.1, epsilon: float = 1e-7) -> Optimizer:
-    """FedAdagrad with the authors' (Keras') constants."""
+def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) -> Optimizer:
+    """FedAdagrad; as optax has it, epsilon is added to the sum of squares, under the root."""
     return Optimizer(optax.adagrad(rate, initial_accumulator, epsilon), row_sparse=True)
 
 

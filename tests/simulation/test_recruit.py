@@ -56,7 +56,10 @@ def test_asked_is_what_was_meant():
         (Recruiting(2, over_selection=0.5), "over.selection must be at least 1"),
         (Recruiting(2, dropout=1.0), "dropout in 0..1"),
         (Recruiting(2, dropout=-0.1), "dropout in 0..1"),
-        (Recruiting(11), "cohort of 11 clients was asked for, but the population has only 10.*--cohort 10"),
+        (
+            Recruiting(11),
+            "11 clients are to be asked every round, but the population has only 10.*--cohort 10",
+        ),
     ],
 )
 def test_impossible_cohorts_are_refused(recruiting, message):

@@ -75,6 +75,8 @@ OURS = Recipe(
         "reconstruct.method": "solve",
         "reconstruct.pull": 1.0,
         "server.optimizer": "adagrad",
+        "server.settings.initial_accumulator": 0.1,
+        "server.settings.epsilon": 1e-7,
         "server.schedule": "cosine",
         "rounds": 1500,
     },

@@ -31,8 +31,9 @@ class Evaluator:
         self.build, self.rates, self.store, self.seed = build, dict(rates), store, seed
         self.algorithm: Algorithm = build(self.rates)
         self.mesh = make_mesh()
-        self._programs: dict[Any, Any] = {}
-        self._staged: list[tuple[Any, stage.Plan, dict[str, int]]] = []
+        self._capacities = stage.capacities_of(store, self.algorithm.partition)
+        self._program = _compile(build, self.mesh, self._capacities)
+        self._staged: tuple[Any, stage.Plan] | None = None
 
     def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
         """Every metric of every client, as sums [clients], in the store's order.
@@ -45,8 +46,8 @@ class Evaluator:
         empty = lambda: np.zeros(self.store.num_clients)
         parts = {name: Sums(empty(), empty()) for name in (*self.algorithm.model.metrics, "loss")}
         for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
-            shelf, plan, capacities = self._stage(first)
-            result = to_host(self._program(capacities)(values, needed, shelf, plan, rng))
+            shelf, plan = self._stage(first)
+            result = to_host(self._program(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
             for name, sums in result.items():
                 for target, found in zip(parts[name], sums, strict=True):
@@ -57,22 +58,23 @@ class Evaluator:
         """Metrics pooled over examples, and mean and percentiles over clients."""
         return summarize(self.algorithm.model, self.sums(params, rates))
 
-    def _stage(self, first: int) -> tuple[Any, stage.Plan, dict[str, int]]:
+    def _stage(self, first: int) -> tuple[Any, stage.Plan]:
+        """A block of clients, in arrays of the same shape for every block."""
         if self._staged and self.store.num_clients <= CLIENTS_PER_CALL:
-            return self._staged[0]
-        positions = np.arange(first, min(first + CLIENTS_PER_CALL, self.store.num_clients))
+            return self._staged
+        size = min(CLIENTS_PER_CALL, self.store.num_clients)
+        positions = np.arange(first, min(first + size, self.store.num_clients))
         population = stage.populate(self.store.gather(positions), self.algorithm.partition)
-        lanes = min(LANES, -(-len(positions) // self.mesh.size))
-        plan = stage.plan(population, np.arange(len(positions))[None], self.mesh.size, lanes)
-        shelf = jax.device_put(stage.shelve(population), everywhere(self.mesh))
-        self._staged = [(shelf, plan, population.capacities())]
-        return self._staged[0]
-
-    def _program(self, capacities: dict[str, int]) -> Any:
-        key = tuple(sorted(capacities.items()))
-        if key not in self._programs:
-            self._programs[key] = _compile(self.build, self.mesh, capacities)
-        return self._programs[key]
+        cohort = np.full((1, size), -1)
+        cohort[0, : len(positions)] = np.arange(len(positions))
+        plan = stage.plan(population, cohort, self.mesh.size, min(LANES, -(-size // self.mesh.size)))
+        sums = np.add.reduceat(self.store.counts, np.arange(0, self.store.num_clients, size))
+        values = stage.values_per_example(self.store, self.algorithm.partition)
+        num_rows = max(int(sums.max()), 1)
+        room = {space: min(num_rows * values[space], size * self._capacities[space]) for space in values}
+        shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
+        self._staged = (jax.device_put(shelf, everywhere(self.mesh)), plan)
+        return self._staged
 
 
 def _compile(build: Build, mesh: Any, capacities: Mapping[str, int]) -> Any:

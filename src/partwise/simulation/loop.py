@@ -28,7 +28,7 @@ from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
 
 INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
-RESIDENT_BYTES = 1 << 30  # populations up to this size stay on the devices
+RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 LANES = 10
 
 
@@ -89,7 +89,8 @@ class Simulation:
         self._part_of_tables = not self._whole_tables()
         self.rounds_per_call = 1 if self._part_of_tables else rounds_per_call
         self._capacity: dict[str, int] = {}
-        self._rounds = compile_rounds(build, self.mesh, self._key_capacities())
+        self._key_capacities = stage.capacities_of(store, self.partition)
+        self._rounds = compile_rounds(build, self.mesh, self._key_capacities)
         self._take = jax.jit(self._take_rows)
         self._put = jax.jit(self._put_rows, donate_argnums=(0,))
 
@@ -115,19 +116,9 @@ class Simulation:
             for space in self.partition.spaces
         )
 
-    def _key_capacities(self) -> dict[str, int]:
-        if self._population is not None:
-            return self._population.capacities()
-        longest = int(self.store.counts.max(initial=1))
-        result = {}
-        for space in self.partition.spaces:
-            values = sum(int(np.prod(self.store.columns[n].shape[1:])) for n in self.partition.columns[space])
-            result[space] = stage.key_capacity(min(longest * values, self.partition.num_keys(space)))
-        return result
-
     def lane_bytes(self) -> int:
         """Memory that one more lane takes, about: its update, its gradient and what lies between."""
-        size, capacities = 1, self._key_capacities()
+        size, capacities = 1, self._key_capacities
         for path, leaf in self.state.params.items():
             keyed = path in self.partition.of("keyed")
             rows = capacities[self.partition.roles[path].space] if keyed else 0
@@ -182,7 +173,12 @@ class Simulation:
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began, compiling = time.perf_counter(), compile_seconds()
         if call.tables:
-            rows = {s: self._pad(f"rows {s}", r, self.partition.num_keys(s)) for s, r in call.tables.items()}
+            rows = {
+                space: stage.pad(
+                    found, self._room(f"rows {space}", len(found)), self.partition.num_keys(space)
+                )
+                for space, found in call.tables.items()
+            }
             part = jax.device_put(self._take(self.state, rows), everywhere(self.mesh))
             part, outcome = self._call(part, call)
             self.state = self._put(self.state, rows, jax.device_put(part, jax.devices()[0]))
@@ -237,17 +233,16 @@ class Simulation:
     # Staged calls
 
     def _padded(self, shelf: stage.Shelf) -> stage.Shelf:
-        fill = lambda group, arrays: {n: self._pad(f"{group} {n}", a) for n, a in arrays.items()}
-        return stage.Shelf(
-            fill("column", shelf.columns), fill("position", shelf.positions), fill("key", shelf.keys)
+        num_rows = self._room("examples", len(next(iter(shelf.columns.values()))))
+        return stage.pad_shelf(
+            shelf, num_rows, {s: self._room(f"keys {s}", len(r)) for s, r in shelf.keys.items()}
         )
 
-    def _pad(self, name: str, array: np.ndarray, fill: int = 0) -> np.ndarray:
-        """Filled up to a capacity that only grows, by a quarter at a time, so that programs are reused."""
-        capacity = self._capacity.get(name, 0)
-        if len(array) > capacity or not capacity:
-            self._capacity[name] = capacity = int(len(array) * 1.25) + 16
-        return stage.pad(array, capacity, fill)
+    def _room(self, name: str, size: int) -> int:
+        """A capacity that only grows, by a quarter at a time, so that programs are reused."""
+        if size > self._capacity.get(name, 0) or name not in self._capacity:
+            self._capacity[name] = int(size * 1.25) + 16
+        return self._capacity[name]
 
     def _take_rows(self, state: ServerState, rows: Mapping[str, Any]) -> ServerState:
         take = lambda leaf, space: leaf.at[rows[space]].get(mode="fill", fill_value=0)

@@ -56,15 +56,26 @@ class Population(NamedTuple):
     positions: Mapping[str, np.ndarray]
     spaces: Mapping[str, tuple[str, ...]]  # key space -> its columns
 
-    def capacities(self) -> dict[str, int]:
-        """Room for the keys of any client, by space."""
-        return {space: key_capacity(own.counts.max(initial=0)) for space, own in self.keys.items()}
-
 
 def key_capacity(most: int) -> int:
     """Room for so many keys: whole blocks, if there is more than one."""
     most = max(int(most), 1)
     return most if most <= KEY_BLOCK else -(-most // KEY_BLOCK) * KEY_BLOCK
+
+
+def capacities_of(store: ClientStore, partition: Partition) -> dict[str, int]:
+    """Room for the keys of any client of a store, by space, without a look at its rows."""
+    longest = int(store.counts.max(initial=1))
+    return {
+        space: key_capacity(min(longest * values, partition.num_keys(space)))
+        for space, values in values_per_example(store, partition).items()
+    }
+
+
+def values_per_example(store: ClientStore, partition: Partition) -> dict[str, int]:
+    """How many keys an example may name, by space."""
+    size = lambda name: int(np.prod(store.columns[name].shape[1:])) if name in store.columns else 1
+    return {space: sum(map(size, partition.columns[space])) for space in partition.spaces}
 
 
 def populate(store: ClientStore, partition: Partition) -> Population:
@@ -148,3 +159,10 @@ def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
     result = np.full((capacity, *array.shape[1:]), fill, array.dtype)
     result[: len(array)] = array
     return result
+
+
+def pad_shelf(shelf: Shelf, num_rows: int, num_keys: Mapping[str, int]) -> Shelf:
+    """The shelf with room for so many examples and keys."""
+    fill = lambda arrays: {name: pad(array, num_rows) for name, array in arrays.items()}
+    keys = {space: pad(rows, num_keys[space]) for space, rows in shelf.keys.items()}
+    return Shelf(fill(shelf.columns), fill(shelf.positions), keys)

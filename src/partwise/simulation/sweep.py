@@ -56,7 +56,9 @@ class Sweep:
         self.finite = np.ones(len(rates), bool)
         self._population = stage.populate(store, self.partition)
         self._shelf = jax.device_put(stage.shelve(self._population), everywhere(self.mesh))
-        self._rounds = compile_rounds(build, self.mesh, self._population.capacities(), sweep=True)
+        self._rounds = compile_rounds(
+            build, self.mesh, stage.capacities_of(store, self.partition), sweep=True
+        )
         states = [
             server.init_state(
                 self.partition,

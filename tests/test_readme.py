@@ -1,0 +1,56 @@
+"""The README's second example and the code of docs/adding.md, run as they are written."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partwise.data import planted_ratings
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(page: str) -> str:
+    return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S))
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, env=os.environ, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """ratings.csv of many users; the ratings of one more, five of them held back."""
+    store = planted_ratings(num_clients=200, num_items=40, rank=3, noise=0.2, mean_examples=25, seed=1).store
+    lines = ["user,item,rating"]
+    for client in range(199):
+        rows = store.examples(client)
+        lines += [f"u{client},m{i},{r:.3f}" for i, r in zip(rows["item"], rows["rating"], strict=True)]
+    (tmp_path / "ratings.csv").write_text("\n".join(lines) + "\n")
+    rows = store.examples(199)
+    mine = [f"m{i},{r:.3f}" for i, r in zip(rows["item"], rows["rating"], strict=True)]
+    (tmp_path / "my_ratings.csv").write_text("\n".join(["item,rating", *mine[5:]]) + "\n")
+    (tmp_path / "unseen.csv").write_text(
+        "\n".join(["item", *(line.split(",")[0] for line in mine[:5])]) + "\n"
+    )
+    return tmp_path
+
+
+def test_the_readmes_example_runs_in_at_most_15_lines(tables):
+    code = blocks("README.md")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    printed = run(code, tables).splitlines()
+    assert float(printed[0].split()[0]) < 1.2
+    assert len(printed[-1].strip("[]").split()) == 5
+    assert (tables / "runs" / "mine" / "summary.json").exists()
+
+
+def test_the_code_of_the_page_on_adding_runs(tmp_path):
+    run(blocks("docs/adding.md"), tmp_path)
