@@ -172,7 +172,7 @@ def test_a_cohort_larger_than_the_population_is_refused(build, store):
         UserError, match=r"6 clients are to be asked every round, but the population has only 5"
     ):
         simulate(build, store, Recruiting(6))
-    with pytest.raises(UserError, match="cohort of 6"):
+    with pytest.raises(UserError, match="Use --cohort 3 or fewer"):
         simulate(build, store, Recruiting(4, over_selection=1.5))
 
 

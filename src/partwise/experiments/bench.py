@@ -110,8 +110,14 @@ def _fedrecon_movielens(quick: bool) -> list[Case]:
                 "data.mean_examples": 100,
                 "data.dim": 50,
                 "cohort.size": 100,
-                "server.optimizer": "sgd",
+                "data.initial": "random",
+                "split.kind": "alternate",
                 "reconstruct.method": "steps",
+                "reconstruct.pull": 0.0,
+                "update.rate": 0.1,
+                "server.optimizer": "sgd",
+                "server.rate": 1.0,
+                "server.schedule": "constant",
             },
         )
         for number in ((10**3, 10**5) if quick else (10**3, 10**4, 10**5, 10**6))

@@ -14,14 +14,18 @@ from partwise.data.store import ClientStore
 from partwise.tasks.base import Task
 from partwise.tasks.ratings import ratings_task
 
-# Chosen on the validation clients: closed form, with the pull that the planted noise and spread suggest.
+# Chosen on the validation clients. The pull is what the planted noise and spread of users suggest.
 DEFAULTS = {
-    "rounds": 500,
+    "rounds": 1000,
     "cohort.size": 50,
+    "split.kind": "none",
     "reconstruct.method": "solve",
     "reconstruct.pull": 0.5,
+    "update.rate": 0.1,
     "server.optimizer": "adagrad",
-    "server.rate": 0.5,
+    "server.rate": 0.3,
+    "server.schedule": "cosine",
+    "simulation.evaluate_every": 100,
 }
 
 
