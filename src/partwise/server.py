@@ -123,6 +123,26 @@ def map_tables(
     return ServerState(params, slots)
 
 
+def take_rows(
+    partition: Partition, optimizer: Optimizer, state: ServerState, rows: Mapping[str, jax.Array]
+) -> ServerState:
+    """The state with its tables cut to these rows, by key space (rows out of range: zeros)."""
+    take = lambda leaf, space: leaf.at[rows[space]].get(mode="fill", fill_value=0) if space in rows else leaf
+    return map_tables(partition, optimizer, take, state)
+
+
+def put_rows(
+    partition: Partition,
+    optimizer: Optimizer,
+    state: ServerState,
+    rows: Mapping[str, jax.Array],
+    part: ServerState,
+) -> ServerState:
+    """The state with those rows, and all that is no table, replaced; the inverse of `take_rows`."""
+    put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop") if space in rows else new
+    return map_tables(partition, optimizer, put, state, part)
+
+
 def is_finite(state: ServerState) -> jax.Array:
     """Whether the parameters are all finite numbers."""
     return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

@@ -178,7 +178,7 @@ def test_staged_calls_equal_resident_data(builds, store, one_device, monkeypatch
         monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
     simulation = simulate(builds[name], store, rounds_per_call=2)
     assert not simulation.resident
-    assert simulation.rounds_per_call == (2 if tables == "whole" else 1)
+    assert simulation.rounds_per_call == 2
     state, records = finish(simulation)
     assert_same(state, one_device[name])
     assert [record.round for record in records] == [1, 2, 3]

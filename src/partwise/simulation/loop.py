@@ -20,7 +20,6 @@ from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.data.cohort import Cohort, Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
-from partwise.server import ServerState
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.mesh import everywhere, make_mesh
@@ -29,7 +28,8 @@ from partwise.types import UserError
 
 INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
-LANES = 10
+STAGED_EXAMPLES = 1 << 22  # of all rounds of a call, where the population is not resident
+LANES = 8
 
 
 class Record(NamedTuple):
@@ -57,7 +57,6 @@ class _Call(NamedTuple):
     population: stage.Population
     shelf: Any
     plan: stage.Plan
-    tables: Mapping[str, np.ndarray]  # space -> table rows at hand; empty: all of them
 
 
 class Simulation:
@@ -86,13 +85,11 @@ class Simulation:
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
         self._population, self._shelf = self._settle()
-        self._part_of_tables = not self._whole_tables()
-        self.rounds_per_call = 1 if self._part_of_tables else rounds_per_call
+        self._cut_tables = not self._whole_tables()
+        self.rounds_per_call = rounds_per_call if self.resident else self._affordable(rounds_per_call)
         self._capacity: dict[str, int] = {}
         self._key_capacities = stage.capacities_of(store, self.partition)
         self._rounds = compile_rounds(build, self.mesh, self._key_capacities)
-        self._take = jax.jit(self._take_rows)
-        self._put = jax.jit(self._put_rows, donate_argnums=(0,))
 
     # Where the data lives
 
@@ -115,6 +112,11 @@ class Simulation:
             <= 4 * self.recruiting.size * mean * len(self.partition.columns[space])
             for space in self.partition.spaces
         )
+
+    def _affordable(self, rounds_per_call: int) -> int:
+        """Fewer rounds a call where cohorts are so large that their examples would not fit."""
+        mean = self.store.num_examples / max(self.store.num_clients, 1)
+        return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
     def lane_bytes(self) -> int:
         """Memory that one more lane takes, about: its update, its gradient and what lies between."""
@@ -152,38 +154,40 @@ class Simulation:
 
     def _place(self) -> None:
         """Put the state where calls expect it."""
-        where = jax.devices()[0] if self._part_of_tables else everywhere(self.mesh)
-        self.state = jax.device_put(self.state, where)
+        self.state = jax.device_put(self.state, everywhere(self.mesh))
 
     def _stage(self, first: int, end: int) -> _Call:
         cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
         chosen = np.full((self.rounds_per_call, self.recruiting.size), -1)
         for row, cohort in zip(chosen, cohorts, strict=False):
             row[: len(cohort.clients)] = cohort.clients
-        population, shelf, tables = self._population, self._shelf, {}
-        if population is None:
-            here, positions = np.unique(chosen[chosen >= 0], return_inverse=True)
-            chosen[chosen >= 0] = positions
-            population = stage.populate(self.store.gather(here), self.partition)
-            tables = stage.rows_needed(population) if self._part_of_tables else {}
-            shelf = self._padded(stage.shelve(population, tables))
+        if self._population is not None:
+            plan = stage.plan(self._population, chosen, self.mesh.size, self.lanes)
+            return _Call(first, cohorts, self._population, self._shelf, plan)
+        sizes = [len(cohort.clients) for cohort in cohorts]
+        population = stage.populate(self.store.gather(chosen[chosen >= 0]), self.partition)
+        chosen[chosen >= 0] = np.arange(sum(sizes))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
-        return _Call(first, cohorts, population, shelf, plan, tables)
+        if not self._cut_tables:
+            return _Call(first, cohorts, population, self._padded(stage.shelve(population)), plan)
+        shelf, tables = stage.shelve_cut(population, sizes)
+        plan = plan._replace(tables={space: self._stacked(space, rows) for space, rows in tables.items()})
+        return _Call(first, cohorts, population, self._padded(shelf), plan)
+
+    def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
+        """The rows of every round's table [rounds, room], filled up with a row that does not exist."""
+        room = self._room(f"rows {space}", max(map(len, tables)))
+        result = np.full((self.rounds_per_call, room), self.partition.num_keys(space), np.int32)
+        for row, rows in zip(result, tables, strict=False):
+            row[: len(rows)] = rows
+        return result
 
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began, compiling = time.perf_counter(), compile_seconds()
-        if call.tables:
-            rows = {
-                space: stage.pad(
-                    found, self._room(f"rows {space}", len(found)), self.partition.num_keys(space)
-                )
-                for space, found in call.tables.items()
-            }
-            part = jax.device_put(self._take(self.state, rows), everywhere(self.mesh))
-            part, outcome = self._call(part, call)
-            self.state = self._put(self.state, rows, jax.device_put(part, jax.devices()[0]))
-        else:
-            self.state, outcome = self._call(self.state, call)
+        rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
+        self.state, outcome = self._rounds(
+            self.rates, self.state, call.shelf, call.plan, rng, first, num_rounds
+        )
         outcome = to_host(outcome)
         seconds = time.perf_counter() - began - (compile_seconds() - compiling)
         seconds = max(seconds, 0) / len(call.cohorts)
@@ -193,10 +197,6 @@ class Simulation:
             if not outcome.finite[i]:
                 raise diverged(record, self.store.client_ids[call.cohorts[i].clients].tolist())
         return records
-
-    def _call(self, state: ServerState, call: _Call) -> tuple[ServerState, Outcome]:
-        rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
-        return self._rounds(self.rates, state, call.shelf, call.plan, rng, first, num_rounds)
 
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
@@ -243,14 +243,6 @@ class Simulation:
         if size > self._capacity.get(name, 0) or name not in self._capacity:
             self._capacity[name] = int(size * 1.25) + 16
         return self._capacity[name]
-
-    def _take_rows(self, state: ServerState, rows: Mapping[str, Any]) -> ServerState:
-        take = lambda leaf, space: leaf.at[rows[space]].get(mode="fill", fill_value=0)
-        return server.map_tables(self.partition, self.algorithm.optimizer, take, state)
-
-    def _put_rows(self, state: ServerState, rows: Mapping[str, Any], part: ServerState) -> ServerState:
-        put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop")
-        return server.map_tables(self.partition, self.algorithm.optimizer, put, state, part)
 
 
 def round_rng(seed: int, round_number: int) -> jax.Array:

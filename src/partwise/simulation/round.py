@@ -39,6 +39,14 @@ class Outcome(NamedTuple):
     broken: jax.Array  # [chunks, lanes]: a non-finite update, dropped
 
 
+class Chunk(NamedTuple):
+    """The part of a plan that one chunk of lanes works on."""
+
+    slots: Slots
+    longest: jax.Array
+    most_keys: Mapping[str, jax.Array]
+
+
 class Lanes(NamedTuple):
     """What the clients of a chunk returned; leaves have a leading lane axis, but `keys.rows` and `most_keys`."""
 
@@ -140,7 +148,7 @@ def one_round(
         broken = ~tree.all_finite((report.update, weight))
         return report, jnp.where(broken, 0, weight), broken
 
-    def chunk(total: Total, share: Plan) -> tuple[Total, tuple[jax.Array, jax.Array]]:
+    def chunk(total: Total, share: Chunk) -> tuple[Total, tuple[jax.Array, jax.Array]]:
         reports, weights, broken = jax.vmap(lane, in_axes=(0, None))(share.slots, share.longest)
         keys = {
             space: Keys(rows, share.slots.key_start[space], share.slots.key_count[space], capacities[space])
@@ -150,7 +158,7 @@ def one_round(
         return _add_lanes(total, lanes, algorithm.partition), (weights, broken & (share.slots.count > 0))
 
     nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
-    total, (weights, broken) = jax.lax.scan(chunk, nobody, plan)
+    total, (weights, broken) = jax.lax.scan(chunk, nobody, Chunk(plan.slots, plan.longest, plan.most_keys))
     total = jax.lax.psum(total, AXIS)
     mean = algorithm.aggregator.decode(algorithm.partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
@@ -171,7 +179,12 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
         def turn(state: ServerState, i: jax.Array) -> tuple[ServerState, Outcome]:
             here = jax.tree_util.tree_map(lambda x: x[i], plan)
-            return one_round(algorithm, state, shelf, here, jax.random.fold_in(rng, first + i), capacities)
+            share = (shelf, here, jax.random.fold_in(rng, first + i), capacities)
+            if not plan.tables:
+                return one_round(algorithm, state, *share)
+            cut = server.take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
+            cut, outcome = one_round(algorithm, cut, *share)
+            return server.put_rows(algorithm.partition, algorithm.optimizer, state, here.tables, cut), outcome
 
         def body(i: jax.Array, carry: tuple[ServerState, Outcome]) -> tuple[ServerState, Outcome]:
             state, outcome = turn(carry[0], i)
@@ -184,13 +197,10 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
     def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
-        slots, *limits = (
-            jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots),
-            plan.longest,
-            plan.most_keys,
-        )
-        plan = Plan(slots, *jax.tree_util.tree_map(squeeze(1), limits))
-        over_runs: Any = (0, 0, None, Plan(0, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
+        slots = jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots)
+        longest, most_keys = jax.tree_util.tree_map(squeeze(1), (plan.longest, plan.most_keys))
+        plan = Plan(slots, longest, most_keys, plan.tables)
+        over_runs: Any = (0, 0, None, Plan(0, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
@@ -198,7 +208,7 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
-    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS))  # pyright: ignore[reportArgumentType]
+    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere)  # pyright: ignore[reportArgumentType]
     outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,

@@ -7,7 +7,8 @@ so that neither the population nor a table needs to fit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a tim
 class Shelf(NamedTuple):
     """Examples and keys of many clients, packed; the same for all lanes."""
 
-    columns: Mapping[str, Any]  # key columns hold table rows
-    positions: Mapping[str, Any]
-    keys: Mapping[str, Any]  # space -> table rows of all clients' keys
+    columns: dict[str, Any]  # key columns hold table rows
+    positions: dict[str, Any]
+    keys: dict[str, Any]  # space -> table rows of all clients' keys
 
 
 class Slots(NamedTuple):
@@ -45,6 +46,9 @@ class Plan(NamedTuple):
     slots: Slots
     longest: Any
     most_keys: Mapping[str, Any]
+    tables: Mapping[
+        str, Any
+    ]  # key space -> rows of the round's cut tables [rounds, rows]; none: whole tables
 
 
 class Population(NamedTuple):
@@ -85,27 +89,33 @@ def populate(store: ClientStore, partition: Partition) -> Population:
     return Population(packed, client_numbers(packed.client_ids), keys, positions, partition.columns)
 
 
-def shelve(population: Population, tables: Mapping[str, np.ndarray] | None = None) -> Shelf:
-    """The population as arrays.
-
-    `tables[space]` lists the table rows at hand, sorted; by default all are, and a key is its own row.
-    """
+def shelve(population: Population) -> Shelf:
+    """The population as arrays, for whole tables: a key is its own row."""
     columns = {name: _narrow(column) for name, column in population.store.columns.items()}
-    for name in population.positions:
-        columns[name] = columns[name].astype(np.int32)
-    keys = {space: own.keys for space, own in population.keys.items()}
-    for space, rows in (tables or {}).items():
-        keys[space] = np.searchsorted(rows, keys[space]).astype(np.int32)
-        first = np.repeat(population.keys[space].starts, population.store.counts)
+    columns |= {name: columns[name].astype(np.int32) for name in population.positions}
+    return Shelf(
+        columns, dict(population.positions), {space: own.keys for space, own in population.keys.items()}
+    )
+
+
+def shelve_cut(population: Population, cohorts: Sequence[int]) -> tuple[Shelf, dict[str, list[np.ndarray]]]:
+    """The population as arrays, for tables cut to the rows that each round needs; and those rows, sorted.
+
+    The population holds one cohort after another, of these sizes; a key is its row in its round's table.
+    """
+    shelf, tables = shelve(population), {}
+    bounds = np.concatenate([[0], np.cumsum(cohorts)])
+    for space, own in population.keys.items():
+        ends = np.concatenate([own.starts, [len(own.keys)]])[bounds]
+        parts = [np.unique(own.keys[a:b], return_inverse=True) for a, b in itertools.pairwise(ends)]
+        tables[space] = [rows for rows, _ in parts]
+        keys = np.concatenate([own.keys[:0], *(inverse for _, inverse in parts)]).astype(np.int32)
+        first = np.repeat(own.starts, population.store.counts)
         for name in population.spaces[space]:
             position = population.positions[name]
-            columns[name] = keys[space][first.reshape(-1, *[1] * (position.ndim - 1)) + position]
-    return Shelf(columns, dict(population.positions), keys)
-
-
-def rows_needed(population: Population) -> dict[str, np.ndarray]:
-    """The table rows that these clients ask for, by space, sorted."""
-    return {space: np.unique(own.keys) for space, own in population.keys.items()}
+            shelf.columns[name] = keys[first.reshape(-1, *[1] * (position.ndim - 1)) + position]
+        shelf.keys[space] = keys
+    return shelf, tables
 
 
 def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
@@ -143,6 +153,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
         ),
         count.max(axis=-1),
         {space: counts.max(axis=-1) for space, counts in key_counts.items()},
+        {},
     )
 
 

@@ -106,4 +106,5 @@ class Sweep:
             lambda *a: np.stack(a), *(plans[seed].slots for seed in self.seeds)
         )
         limits = [(plan.longest, plan.most_keys) for plan in plans.values()]
-        return stage.Plan(slots, *jax.tree_util.tree_map(lambda *a: np.max(a, axis=0), *limits))
+        longest, most_keys = jax.tree_util.tree_map(lambda *a: np.max(a, axis=0), *limits)
+        return stage.Plan(slots, longest, most_keys, {})
