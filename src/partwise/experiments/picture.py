@@ -26,7 +26,8 @@ def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Ma
     right.plot(rounds, values, color=INK, marker="o", markersize=3, label="validation clients")
     right.axhline(summary["test"][metric], color=QUIET, linewidth=0.8, label="test clients, at the end")
     if metric in summary["best"]:
-        right.axhline(summary["best"][metric], color="#b03a2e", linestyle="--", label="best reachable on test clients")
+        best = summary["best"][metric]
+        right.axhline(best, color="#b03a2e", linestyle="--", label="best reachable on test clients")
     right.set(xlabel="round", ylabel=metric)
     right.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{summary['algorithm']} on {summary['task']}, seed {summary['seed']}", fontsize=10)
