@@ -27,6 +27,7 @@ SMALL = {
     "simulation.evaluate_every": 6,
     "simulation.checkpoint_every": 3,
     "simulation.lanes": 2,
+    "server.schedule": "constant",
 }
 
 
@@ -110,6 +111,13 @@ def test_a_resumed_run_keeps_its_configuration(whole):
         train("planted", out=folder.path, resume=True, changes={"reconstruct.pull": 3.0})
     with pytest.raises(UserError, match="already holds a run"):
         train("planted", out=folder.path, changes=SMALL)
+
+
+def test_a_falling_rate_cannot_be_made_longer(tmp_path):
+    changes = {**SMALL, "server.schedule": "cosine", "rounds": 2}
+    train("planted", out=tmp_path / "run", changes=changes)
+    with pytest.raises(UserError, match="falls over its 2 rounds"):
+        train("planted", out=tmp_path / "run", resume=True, rounds=4)
 
 
 def test_never_evaluating_and_never_saving_is_possible(tmp_path):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,12 +58,7 @@ def _memory() -> int:
 def _timed(make: Callable[[int], Simulation], lanes: int) -> tuple[Simulation, float]:
     """Seconds of a round, the best of three, on a simulation that is then as it was."""
     simulation = make(lanes)
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        simulation.rehearse()
-        times.append(time.perf_counter() - began)
-    return simulation, min(times[1:])
+    return simulation, min([simulation.rehearse() for _ in range(4)][1:])
 
 
 def _file(name: str) -> Path:

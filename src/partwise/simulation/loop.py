@@ -142,13 +142,13 @@ class Simulation:
                     staged = ahead.submit(self._stage, *bounds[number + 1])
                 yield self._execute(call, bounds[number][1])
 
-    def rehearse(self) -> None:
-        """Run the first round and forget it: what is compiled stays, what was learned does not."""
+    def rehearse(self) -> float:
+        """Run the first round and forget it: what is compiled stays, what was learned does not. Its seconds."""
         kept = self.state, self.round
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
         try:
-            self._execute(self._stage(0, 1), 1)
+            return self._execute(self._stage(0, 1), 1)[0].seconds
         finally:
             self.state, self.round = kept
 
