@@ -4,9 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -192,14 +192,11 @@ def test_a_failing_source_leaves_nothing(tmp_path):
 
 def test_gathering_a_few_clients_reads_only_their_rows(tmp_path):
     """Resident memory stays far below the columns' size."""
-    psutil = pytest.importorskip("psutil")
     rows = 20_000
     blocks = ((np.arange(k * 100, k * 100 + 100), np.full(100, rows // 100), {"x": np.full(rows, k, np.float64)})
               for k in range(400))  # 64 MB  # fmt: skip
     store = write_store(tmp_path / "store", blocks)
     before = psutil.Process().memory_info().rss
-    start = time.perf_counter()
     gathered = store.gather(np.arange(0, 40_000, 4000))
-    assert time.perf_counter() - start < 1
     assert gathered.columns["x"].tolist() == np.repeat(np.arange(0, 400, 40.0), 200).tolist()
     assert psutil.Process().memory_info().rss - before < 16e6
