@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.model.partition import DEFAULT, Partition
+from partwise.model.partition import DEFAULT, Partition, neutral_twin
 from partwise.model.spec import Batch
 
 
@@ -102,7 +102,7 @@ def initial_local(partition: Partition, received: Received, params: Any) -> dict
     for path, leaf in own.items():
         role = partition.roles[path]
         if role.twin:
-            start[path] = jnp.zeros_like(leaf) if role.twin == "add" else received.shared[path]
+            start[path] = neutral_twin(role, received.shared[path])
         elif role.initial == "learned":
             start[path] = received.shared[DEFAULT + path]
         else:
