@@ -21,13 +21,13 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from partwise.client.batches import Examples, Keys  # noqa: E402
+from partwise.client.batches import Examples  # noqa: E402
 from partwise.client.state import Client  # noqa: E402
 from partwise.data.store import ClientStore  # noqa: E402
 from partwise.model.partition import Partition  # noqa: E402
 from partwise.model.spec import Metric, Model, squared_error  # noqa: E402
 from partwise.selection.keys import own_keys  # noqa: E402
-from partwise.selection.slices import receive  # noqa: E402
+from partwise.selection.slices import Keys, receive  # noqa: E402
 
 
 def _store(counts: Any, ids: Any = None, **columns: Any) -> ClientStore:

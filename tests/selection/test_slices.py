@@ -30,6 +30,7 @@ RULES = {
 }
 # The client's keys are 1, 3 and 5; the batch asks for some of them twice.
 BATCH = {"title": jnp.array([3, 1]), "tokens": jnp.array([[5, 3], [3, 3]]), "other": jnp.array([1.5, 2.5])}
+KEYS = {"word": slices.Keys(jnp.array([0, 1, 3, 5]), jnp.asarray(1), jnp.asarray(3), 3)}
 POSITIONS = {"title": jnp.array([1, 0]), "tokens": jnp.array([[2, 1], [1, 1]])}
 
 
@@ -53,7 +54,7 @@ def test_receive_sorts_leaves_by_role(received):
 def test_a_batch_of_rows_predicts_what_the_table_does(parts, received):
     """The re-numbered ids point, in the gathered rows, at what the ids pointed at in the tables."""
     need = slices.batch_rows(parts, BATCH, POSITIONS)
-    rows = slices.gather(parts, received.tables, {}, need)
+    rows = slices.gather(parts, received.tables, {}, need, KEYS)
     for name in ("title", "tokens"):
         assert need.batch[name].shape == BATCH[name].shape
         for path, table in received.tables.items():
@@ -64,7 +65,7 @@ def test_a_batch_of_rows_predicts_what_the_table_does(parts, received):
 def test_gather_adds_the_clients_own_change_to_every_copy_of_a_row(parts, received):
     need = slices.batch_rows(parts, BATCH, POSITIONS)
     deltas = {"words": jnp.array([[10.0, 0], [20, 0], [30, 0]])}
-    rows = slices.gather(parts, received.tables, deltas, need)
+    rows = slices.gather(parts, received.tables, deltas, need, KEYS)
     np.testing.assert_array_equal(rows["words"][need.batch["tokens"]][:, :, 0], [[10 + 30, 6 + 20], [26, 26]])
     np.testing.assert_array_equal(rows["out"][need.batch["title"]], received.tables["out"][BATCH["title"]])
 

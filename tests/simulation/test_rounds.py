@@ -168,16 +168,20 @@ def test_the_place_of_a_client_in_the_store_does_not_matter(builds, store):
 
 
 @pytest.mark.parametrize(
-    ("name", "tables"),
-    [*((name, "whole") for name in BUILDS), ("steps", "of the cohort"), ("solving", "of the cohort")],
+    ("name", "tables", "resident"),
+    [
+        *((name, "whole", False) for name in BUILDS),
+        *((name, "of the cohort", resident) for name in ("steps", "solving") for resident in (False, True)),
+    ],
 )
-def test_staged_calls_equal_resident_data(builds, store, one_device, monkeypatch, name, tables):
+def test_staged_calls_equal_resident_data(builds, store, one_device, monkeypatch, name, tables, resident):
     """With sgd, adagrad and adam on the server; tables are cut to the cohort's rows with row-sparse ones only."""
-    monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    if not resident:
+        monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
     if tables == "of the cohort":
         monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
     simulation = simulate(builds[name], store, rounds_per_call=2)
-    assert not simulation.resident
+    assert simulation.resident == resident
     assert simulation.rounds_per_call == 2
     state, records = finish(simulation)
     assert_same(state, one_device[name])
@@ -197,7 +201,7 @@ def test_a_large_table_is_cut_to_the_cohort_by_itself(make_ratings):
         optimizer=server.sgd(rates["server"]),
     )
     simulation = simulate(build, store)
-    assert not simulation.resident
+    assert simulation._stage(0, 1).plan.tables
     before = np.array(simulation.state.params["item"])
     state, records = finish(simulation, 2)
     np.testing.assert_array_equal(state.params["item"][NUM_ITEMS:], before[NUM_ITEMS:])

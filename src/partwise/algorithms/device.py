@@ -16,13 +16,13 @@ import numpy as np
 from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm
 from partwise.checkpoint import from_bytes, to_bytes
-from partwise.client.batches import Drawn, Examples, Keys
+from partwise.client.batches import Drawn, Examples
 from partwise.client.state import Client, Progress, begin, local_values, read
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.selection.keys import client_numbers, own_keys
-from partwise.selection.slices import receive
+from partwise.selection.slices import Keys, receive
 
 
 def choose_keys(partition: Partition, examples: ClientStore) -> dict[str, np.ndarray]:
@@ -91,8 +91,11 @@ class Device:
         """The message and the examples as arrays, padded so that clients of similar size share a program."""
         params, header = from_bytes(message)
         keys, positions = own_keys(examples, self.algorithm.partition)
-        columns = {name: np.asarray(column) for name, column in examples.columns.items()} | positions
-        columns = {name: _padded(column) for name, column in columns.items()}
+        columns = {
+            name: _padded(np.asarray(column))
+            for name, column in examples.columns.items()
+            if name not in positions
+        }
         positions = {name: _padded(column) for name, column in positions.items()}
         tables = {
             path: _padded(leaf) if path in self.algorithm.partition.of("keyed") else leaf

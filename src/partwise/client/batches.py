@@ -15,30 +15,15 @@ import jax.numpy as jnp
 
 from partwise.client.split import Subset
 from partwise.model.spec import Batch
+from partwise.selection.slices import Keys
 from partwise.types import UserError
-
-
-class Keys(NamedTuple):
-    """The keys of one client in one space: `rows[start + p]` is the table row of its key number p."""
-
-    rows: jax.Array  # [sum of keys] of all clients at hand
-    start: jax.Array  # where this client's keys begin
-    count: jax.Array  # how many it has
-    capacity: int  # the most that any client has
-
-
-def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
-    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
-    position = first + jnp.arange(size)
-    rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
-    return jnp.where(position < keys.count, rows, num_rows)
 
 
 class Examples(NamedTuple):
     """One client's examples: rows `start : start + count` of every column.
 
-    Columns that hold keys hold the table row of the key; `positions` holds, in the same shape, the key's
-    number among the client's own keys.
+    Columns that hold keys are not among `columns` but among `positions`: the key's number among the client's
+    own keys, which `keys` turns into a row of a table.
     """
 
     columns: Mapping[str, jax.Array]
@@ -82,7 +67,7 @@ class Schedule(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """One batch: its columns, which of its examples are real, and the keys of its key columns."""
+    """One batch: its columns, the positions of its key columns, and which of its examples are real."""
 
     batch: Batch
     positions: Mapping[str, jax.Array]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from partwise import tree
-from partwise.client.batches import Drawn, Schedule, over_batches, own_rows
+from partwise.client.batches import Drawn, Schedule, over_batches
 from partwise.client.split import Subset
 from partwise.client.state import (
     Client,
@@ -29,6 +29,7 @@ from partwise.client.state import (
 )
 from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.selection import slices
+from partwise.selection.slices import own_rows
 
 Optimizer = float | jax.Array | optax.GradientTransformation
 Penalty = Callable[[Any], jax.Array]  # of the local part, added to the mean loss

@@ -118,7 +118,8 @@ def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
 def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, jax.Array], slices.BatchRows]:
     """The keyed rows of a batch, as the client has them now."""
     need = slices.batch_rows(client.partition, drawn.batch, drawn.positions)
-    return slices.gather(client.partition, client.received.tables, progress.deltas, need), need
+    keys = client.examples.keys
+    return slices.gather(client.partition, client.received.tables, progress.deltas, need, keys), need
 
 
 def total_weight(client: Client, subset: Subset) -> jax.Array:
@@ -127,6 +128,7 @@ def total_weight(client: Client, subset: Subset) -> jax.Array:
         return subset.count(client.examples.count) * 1.0
 
     def add(i: jax.Array, drawn: Drawn, total: jax.Array) -> jax.Array:
-        return total + jnp.sum(jnp.where(drawn.mask, client.model.weight(drawn.batch), 0))
+        batch = slices.batch_rows(client.partition, drawn.batch, drawn.positions).batch
+        return total + jnp.sum(jnp.where(drawn.mask, client.model.weight(batch), 0))
 
     return over_batches(add, jnp.zeros(()), client.examples, subset, Schedule(64))

@@ -38,39 +38,58 @@ def receive(partition: Partition, server: Mapping[str, jax.Array]) -> Received:
     )
 
 
+class Keys(NamedTuple):
+    """The keys of one client in one space: `rows[start + p]` is the table row of its key number p."""
+
+    rows: jax.Array  # [sum of keys] of all clients at hand
+    start: jax.Array  # where this client's keys begin
+    count: jax.Array  # how many it has
+    capacity: int  # the most that any client has
+
+
+def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
+    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
+    position = first + jnp.arange(size)
+    rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
+    return jnp.where(position < keys.count, rows, num_rows)
+
+
 class BatchRows(NamedTuple):
     """The rows a batch needs, by key space, and the batch with its ids re-numbered to them."""
 
-    rows: dict[str, jax.Array]  # space -> [r] row in the table
     positions: dict[str, jax.Array]  # space -> [r] position among the client's own keys
     batch: Batch
 
 
 def batch_rows(partition: Partition, batch: Batch, positions: Mapping[str, jax.Array]) -> BatchRows:
     """Select the second time: one row for every id that occurs in the batch (repeats included)."""
-    rows, own, renumbered = {}, {}, dict(batch)
+    own, renumbered = {}, dict(batch)
     for space in partition.spaces:
         names = partition.columns[space]
-        rows[space] = jnp.concatenate([batch[name].ravel() for name in names])
         own[space] = jnp.concatenate([positions[name].ravel() for name in names])
         offset = 0
         for name in names:
-            size = batch[name].size
-            renumbered[name] = offset + jnp.arange(size).reshape(batch[name].shape)
+            size = positions[name].size
+            renumbered[name] = offset + jnp.arange(size).reshape(positions[name].shape)
             offset += size
-    return BatchRows(rows, own, renumbered)
+    return BatchRows(own, renumbered)
 
 
 def gather(
-    partition: Partition, tables: Mapping[str, jax.Array], deltas: Mapping[str, jax.Array], need: BatchRows
+    partition: Partition,
+    tables: Mapping[str, jax.Array],
+    deltas: Mapping[str, jax.Array],
+    need: BatchRows,
+    keys: Mapping[str, Keys],
 ) -> dict[str, jax.Array]:
     """The rows a batch needs: as received, plus the client's own change of them (if it has any yet)."""
     result = {}
     for path, table in tables.items():
         space = partition.roles[path].space
-        rows = table[need.rows[space]]
+        positions, own = need.positions[space], keys[space]
+        rows = table[own.rows[own.start + positions]]
         if path in deltas:
-            rows = rows + deltas[path][need.positions[space]]
+            rows = rows + deltas[path][positions]
         result[path] = rows
     return result
 

@@ -94,9 +94,9 @@ class Simulation:
     # Where the data lives
 
     def _settle(self) -> tuple[stage.Population | None, Any]:
-        """Keep the population on the devices, if it is small and its tables are."""
+        """Keep the population on the devices, if it is small."""
         size = sum(column.itemsize * column[:1].size for column in self.store.columns.values())
-        self.resident = size * self.store.num_examples <= RESIDENT_BYTES and self._whole_tables()
+        self.resident = size * self.store.num_examples <= RESIDENT_BYTES
         if not self.resident:
             return None, None
         population = stage.populate(self.store, self.partition)
@@ -161,18 +161,18 @@ class Simulation:
         chosen = np.full((self.rounds_per_call, self.recruiting.size), -1)
         for row, cohort in zip(chosen, cohorts, strict=False):
             row[: len(cohort.clients)] = cohort.clients
-        if self._population is not None:
-            plan = stage.plan(self._population, chosen, self.mesh.size, self.lanes)
-            return _Call(first, cohorts, self._population, self._shelf, plan)
-        sizes = [len(cohort.clients) for cohort in cohorts]
-        population = stage.populate(self.store.gather(chosen[chosen >= 0]), self.partition)
-        chosen[chosen >= 0] = np.arange(sum(sizes))
+        population, shelf = self._population, self._shelf
+        if population is None:
+            population = stage.populate(self.store.gather(chosen[chosen >= 0]), self.partition)
+            chosen[chosen >= 0] = np.arange(population.store.num_clients)
+            shelf = self._padded(stage.shelve(population))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
-        if not self._cut_tables:
-            return _Call(first, cohorts, population, self._padded(stage.shelve(population)), plan)
-        shelf, tables = stage.shelve_cut(population, sizes)
-        plan = plan._replace(tables={space: self._stacked(space, rows) for space, rows in tables.items()})
-        return _Call(first, cohorts, population, self._padded(shelf), plan)
+        if self._cut_tables:
+            plan, keys, tables = stage.cut(population, plan)
+            plan = plan._replace(tables={space: self._stacked(space, rows) for space, rows in tables.items()})
+            room = {space: self._room(f"keys {space}", len(rows)) for space, rows in keys.items()}
+            shelf = shelf._replace(keys={space: stage.pad(rows, room[space]) for space, rows in keys.items()})
+        return _Call(first, cohorts, population, shelf, plan)
 
     def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
         """The rows of every round's table [rounds, room], filled up with a row that does not exist."""
@@ -233,9 +233,9 @@ class Simulation:
     # Staged calls
 
     def _padded(self, shelf: stage.Shelf) -> stage.Shelf:
-        num_rows = self._room("examples", len(next(iter(shelf.columns.values()))))
+        num_rows = self._room("examples", len(next(iter({**shelf.positions, **shelf.columns}.values()))))
         return stage.pad_shelf(
-            shelf, num_rows, {s: self._room(f"keys {s}", len(r)) for s, r in shelf.keys.items()}
+            shelf, num_rows, {space: self._room(f"keys {space}", len(k)) for space, k in shelf.keys.items()}
         )
 
     def _room(self, name: str, size: int) -> int:

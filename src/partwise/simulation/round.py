@@ -18,11 +18,11 @@ from jax.sharding import PartitionSpec as P
 from partwise import server, tree
 from partwise.aggregation.total import Report, Total, zero_total
 from partwise.algorithms.base import Algorithm, Build
-from partwise.client.batches import Examples, Keys, own_rows
+from partwise.client.batches import Examples
 from partwise.client.state import Client
 from partwise.metrics import Sums, add_sums
 from partwise.model.partition import Partition
-from partwise.selection.slices import Received, receive
+from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server import ServerState
 from partwise.simulation.mesh import AXIS
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots

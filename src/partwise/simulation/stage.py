@@ -7,12 +7,12 @@ so that neither the population nor a table needs to fit.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.data.ragged import offsets, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
@@ -23,8 +23,8 @@ KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a tim
 class Shelf(NamedTuple):
     """Examples and keys of many clients, packed; the same for all lanes."""
 
-    columns: dict[str, Any]  # key columns hold table rows
-    positions: dict[str, Any]
+    columns: dict[str, Any]  # but those that hold keys
+    positions: dict[str, Any]  # of those: the key's number among its client's keys
     keys: dict[str, Any]  # space -> table rows of all clients' keys
 
 
@@ -58,7 +58,6 @@ class Population(NamedTuple):
     numbers: np.ndarray
     keys: Mapping[str, OwnKeys]
     positions: Mapping[str, np.ndarray]
-    spaces: Mapping[str, tuple[str, ...]]  # key space -> its columns
 
 
 def key_capacity(most: int) -> int:
@@ -86,36 +85,34 @@ def populate(store: ClientStore, partition: Partition) -> Population:
     """Pack some clients and let each choose its keys."""
     packed = store if store.packed() else store.gather(np.arange(store.num_clients))
     keys, positions = own_keys(packed, partition)
-    return Population(packed, client_numbers(packed.client_ids), keys, positions, partition.columns)
+    return Population(packed, client_numbers(packed.client_ids), keys, positions)
 
 
 def shelve(population: Population) -> Shelf:
     """The population as arrays, for whole tables: a key is its own row."""
-    columns = {name: _narrow(column) for name, column in population.store.columns.items()}
-    columns |= {name: columns[name].astype(np.int32) for name in population.positions}
+    columns = {
+        name: _narrow(column)
+        for name, column in population.store.columns.items()
+        if name not in population.positions
+    }
     return Shelf(
         columns, dict(population.positions), {space: own.keys for space, own in population.keys.items()}
     )
 
 
-def shelve_cut(population: Population, cohorts: Sequence[int]) -> tuple[Shelf, dict[str, list[np.ndarray]]]:
-    """The population as arrays, for tables cut to the rows that each round needs; and those rows, sorted.
-
-    The population holds one cohort after another, of these sizes; a key is its row in its round's table.
-    """
-    shelf, tables = shelve(population), {}
-    bounds = np.concatenate([[0], np.cumsum(cohorts)])
+def cut(population: Population, plan: Plan) -> tuple[Plan, dict, dict]:
+    """A plan for tables cut to the rows that each round needs; its keys (for the shelf) as rows of those cut
+    tables; and the rows themselves, sorted, round by round."""
+    starts, all_keys, tables = {}, {}, {}
     for space, own in population.keys.items():
-        ends = np.concatenate([own.starts, [len(own.keys)]])[bounds]
-        parts = [np.unique(own.keys[a:b], return_inverse=True) for a, b in itertools.pairwise(ends)]
+        counts = plan.slots.key_count[space]
+        held = own.keys[row_indices(plan.slots.key_start[space].ravel(), counts.ravel())]
+        rounds = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
+        parts = [np.unique(keys, return_inverse=True) for keys in rounds]
         tables[space] = [rows for rows, _ in parts]
-        keys = np.concatenate([own.keys[:0], *(inverse for _, inverse in parts)]).astype(np.int32)
-        first = np.repeat(own.starts, population.store.counts)
-        for name in population.spaces[space]:
-            position = population.positions[name]
-            shelf.columns[name] = keys[first.reshape(-1, *[1] * (position.ndim - 1)) + position]
-        shelf.keys[space] = keys
-    return shelf, tables
+        all_keys[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
+        starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
+    return plan._replace(slots=plan.slots._replace(key_start=starts)), all_keys, tables
 
 
 def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
