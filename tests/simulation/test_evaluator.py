@@ -107,3 +107,13 @@ def test_another_evaluation_does_not_compile_again(evaluator, params):
     evaluator(params)
     evaluator({path: leaf * 0.5 for path, leaf in params.items()})
     assert evaluator._program._cache_size() == 1
+
+
+def test_other_clients_are_evaluated_by_the_same_program(build, store, params, one_by_one):
+    """Fewer clients, another number of examples: padded, not compiled again."""
+    half = store.take(np.arange(4))
+    first = Evaluator(build, {"recon": 0.1}, half, seed=SEED, others=[store])
+    assert first.sums(params)["rmse"].value.shape == (4,)
+    found = first.of(store).sums(params)
+    np.testing.assert_allclose(found["rmse"].value, one_by_one["rmse"][0], rtol=1e-5, atol=1e-6)
+    assert first._program._cache_size() == 1

@@ -128,7 +128,7 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
         simulation.state, simulation.round = saved.load(simulation.state), saved.header["round"]
     if folder:
         records = folder.forget_after(simulation.round)
-    evaluate = make_evaluator(prepared, config, task.validation)
+    evaluate = make_evaluator(prepared, config, task.validation, task.test)
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
     while simulation.round < config.rounds:
         due, save = _next(simulation.round, every), _next(simulation.round, saving)
@@ -145,7 +145,7 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
             folder.append(fresh)
             if stop in (save, config.rounds):
                 folder.save_checkpoint(simulation.state, stop, {"lanes": simulation.lanes})
-    test = make_evaluator(prepared, config, task.test)(simulation.state.params)
+    test = evaluate.of(task.test.select(prepared.evaluated.columns))(simulation.state.params)
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     summary = _summary(task, config, records, test) | {
         "lanes": simulation.lanes,
@@ -191,10 +191,10 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simul
     return choose_lanes(make, config.rounds, name)
 
 
-def make_evaluator(prepared: Prepared, config: Config, store: ClientStore) -> Evaluator:
-    """Evaluation of these clients."""
-    columns = prepared.evaluated.columns
-    return Evaluator(prepared.evaluation, prepared.rates, store.select(columns), seed=config.seed)
+def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
+    """Evaluation of these clients, in a program that fits the others too."""
+    seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
+    return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
 
 
 def evaluate_run(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,15 +26,37 @@ CLIENTS_PER_CALL = 8192
 
 
 class Evaluator:
-    """Evaluates a store's clients; keeps the data and the compiled program for the next time."""
+    """Evaluates a store's clients; keeps the data and the compiled program for the next time.
 
-    def __init__(self, build: Build, rates: Mapping[str, float], store: ClientStore, *, seed: int = 0):
+    `others` are stores that will be evaluated too, through `of`: one program is made that fits them all.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        rates: Mapping[str, float],
+        store: ClientStore,
+        *,
+        seed: int = 0,
+        others: Sequence[ClientStore] = (),
+    ):
         self.build, self.rates, self.store, self.seed = build, dict(rates), store, seed
         self.algorithm: Algorithm = build(self.rates)
         self.mesh = make_mesh()
-        self._capacities = stage.capacities_of(store, self.algorithm.partition)
+        stores = (store, *others)
+        capacities = [stage.capacities_of(each, self.algorithm.partition) for each in stores]
+        self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
+        self._size = max(min(CLIENTS_PER_CALL, each.num_clients) for each in stores)
+        self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities)
         self._staged: tuple[Any, stage.Plan] | None = None
+
+    def of(self, store: ClientStore) -> Evaluator:
+        """The same evaluation of other clients, with the same program if they were among `others`."""
+        other = copy.copy(self)
+        other.store, other._staged = store, None
+        other._num_rows = max(self._num_rows, _largest_block(store, self._size))
+        return other
 
     def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
         """Every metric of every client, as sums [clients], in the store's order.
@@ -45,7 +68,7 @@ class Evaluator:
         rng = round_rng(self.seed, EVALUATION_ROUND)
         empty = lambda: np.zeros(self.store.num_clients)
         parts = {name: Sums(empty(), empty()) for name in (*self.algorithm.model.metrics, "loss")}
-        for first in range(0, self.store.num_clients, CLIENTS_PER_CALL):
+        for first in range(0, self.store.num_clients, max(self._size, 1)):
             shelf, plan = self._stage(first)
             result = to_host(self._program(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
@@ -60,21 +83,26 @@ class Evaluator:
 
     def _stage(self, first: int) -> tuple[Any, stage.Plan]:
         """A block of clients, in arrays of the same shape for every block."""
-        if self._staged and self.store.num_clients <= CLIENTS_PER_CALL:
+        if self._staged and self.store.num_clients <= self._size:
             return self._staged
-        size = min(CLIENTS_PER_CALL, self.store.num_clients)
+        size, num_rows = self._size, self._num_rows
         positions = np.arange(first, min(first + size, self.store.num_clients))
         population = stage.populate(self.store.gather(positions), self.algorithm.partition)
         cohort = np.full((1, size), -1)
         cohort[0, : len(positions)] = np.arange(len(positions))
         plan = stage.plan(population, cohort, self.mesh.size, min(LANES, -(-size // self.mesh.size)))
-        sums = np.add.reduceat(self.store.counts, np.arange(0, self.store.num_clients, size))
         values = stage.values_per_example(self.store, self.algorithm.partition)
-        num_rows = max(int(sums.max()), 1)
         room = {space: min(num_rows * values[space], size * self._capacities[space]) for space in values}
         shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
         self._staged = (jax.device_put(shelf, everywhere(self.mesh)), plan)
         return self._staged
+
+
+def _largest_block(store: ClientStore, size: int) -> int:
+    """The most examples of any block of so many clients."""
+    if not store.num_clients:
+        return 1
+    return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
 
 
 def _compile(build: Build, mesh: Any, capacities: Mapping[str, int]) -> Any:
