@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.device import Device, choose_keys, send
+from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
 from partwise.config.algorithms import evaluation_build
 from partwise.config.settings import Config
@@ -65,7 +65,7 @@ class Personal:
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
         """The local part, from fresh values or (to refresh it) from the one there was."""
-        return self.device.personalize(self._message(examples), examples, local)
+        return self.device.personalize(self._message(examples), examples, local=local)
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
         """The model's output for each example."""
@@ -74,7 +74,7 @@ class Personal:
     def _message(self, examples: ClientStore) -> bytes:
         """What the client would fetch: here from the model at hand."""
         partition = self.setting.partition
-        return send(partition, self.params, choose_keys(partition, examples), self.rng)
+        return send(partition, self.params, self.device.ask(examples).keys, self.rng)
 
     def read(self, path: str | Path, columns: tuple[str, ...]) -> ClientFile:
         """One client's CSV or Parquet file with these columns, ids as in the source of the training data.
