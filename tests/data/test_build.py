@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partwise.data import ClientStore, build, build_store, open_store, write_store
+from partwise.data import ClientStore, build, build_store, open_store, spool, write_store
 from partwise.types import UserError
 
 
@@ -141,6 +141,27 @@ def test_arrow_types_that_numpy_lacks(tmp_path):
     assert store.columns["time"].tolist() == [86_400, 0]
     assert store.columns["day"].tolist() == [1, 2]
     assert store.columns["like"].dtype == bool
+
+
+def test_images_and_bags_of_words_are_built_a_few_at_a_time(tmp_path, monkeypatch):
+    """From arrays, or from Arrow's lists of lists."""
+    rng = np.random.default_rng(1)
+    user, row = rng.integers(0, 9, 80), np.arange(80)
+    words = rng.integers(-1, 30, (80, 6)).astype(np.int32)
+    pixels = rng.integers(0, 256, (80, 28, 28)).astype(np.uint8)
+    lines = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), 28)
+    rows = {"user": user, "words": words, "pixels": pixels, "row": row}
+    bags = pa.FixedSizeListArray.from_arrays(pa.array(words.reshape(-1)), 6)
+    images = pa.FixedSizeListArray.from_arrays(lines, 28)
+    arrow = pa.table({"user": user, "words": bags, "pixels": images, "row": row})
+    monkeypatch.setattr(spool, "BYTES_AT_ONCE", 9000)
+    expected = ClientStore.from_arrays(user, words=words, pixels=pixels, row=row)
+    for name, batch in (("arrays", rows), ("arrow", arrow)):
+        assert_same(build_store(tmp_path / name, [batch], "user", order_by="row"), expected)
+    with pytest.raises(
+        UserError, match=r"cannot be sorted by column 'words', which has \(6,\) values per row"
+    ):
+        build_store(tmp_path / "bad", [rows], "user", order_by="words")
 
 
 KILLED = """

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from partwise.data.batches import Batch, to_columns
-from partwise.data.checks import check_known, clean_columns
+from partwise.data.checks import check_known, check_sortable, clean_columns
 from partwise.data.folder import Block, allocate_examples, finish, new_folder, write_folder
 from partwise.data.ragged import offsets, owners, row_blocks
-from partwise.data.spool import Spool
+from partwise.data.spool import Spool, layouts_of, rows_at_once
 from partwise.data.store import ClientStore, open_store
 from partwise.types import UserError
 
@@ -106,6 +106,8 @@ def _cleaned(
         columns = to_columns(batch, first_row)
         check_known([client, *ids, *([order_by] if order_by else [])], columns)
         owner, cleaned = clean_columns(columns.pop(client), columns, ids, first_row)
+        if order_by is not None:
+            check_sortable(order_by, cleaned)
         if len(owner):
             yield {CLIENT: owner, **cleaned}
         first_row += len(owner)
@@ -133,7 +135,8 @@ def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
 
 def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndarray]) -> np.ndarray:
     """Put every row where its client's next row belongs; return the rows of each client."""
-    ends = [min(first + ROWS_AT_ONCE, spool.num_rows) for first in range(0, spool.num_rows, ROWS_AT_ONCE)]
+    step = rows_at_once(spool.layouts, ROWS_AT_ONCE)
+    ends = [min(first + step, spool.num_rows) for first in range(0, spool.num_rows, step)]
     chunks = list(itertools.pairwise([0, *ends]))
     counts = np.zeros(len(keys[CLIENT].ranks), np.int64)
     for chunk in chunks:
@@ -153,7 +156,7 @@ def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndar
 
 def _sort(targets: Mapping[str, np.ndarray], counts: np.ndarray, by: str) -> None:
     starts = offsets(counts)
-    for block in row_blocks(counts, ROWS_AT_ONCE):
+    for block in row_blocks(counts, rows_at_once(layouts_of(targets), ROWS_AT_ONCE)):
         rows = slice(starts[block.start], starts[block.start] + counts[block].sum())
         order = np.lexsort((targets[by][rows], owners(counts[block])))
         for target in targets.values():

@@ -12,6 +12,7 @@ import numpy as np
 from partwise.types import UserError
 
 CHUNK_BYTES = 1 << 23
+BYTES_AT_ONCE = 1 << 26
 
 
 class Layout(NamedTuple):
@@ -19,6 +20,20 @@ class Layout(NamedTuple):
 
     dtype: np.dtype
     shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+def layouts_of(columns: Mapping[str, np.ndarray]) -> dict[str, Layout]:
+    return {name: Layout(values.dtype, values.shape[1:]) for name, values in columns.items()}
+
+
+def rows_at_once(layouts: Mapping[str, Layout], most: int) -> int:
+    """At most `most` rows, and fewer where rows are so wide (images) that those would fill the memory."""
+    row_bytes = sum(layout.row_bytes for layout in layouts.values())
+    return max(1, min(most, BYTES_AT_ONCE // max(row_bytes, 1)))
 
 
 class Spool:
@@ -31,7 +46,7 @@ class Spool:
         self._files: dict[str, Any] = {}
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        layouts = {name: Layout(values.dtype, values.shape[1:]) for name, values in columns.items()}
+        layouts = layouts_of(columns)
         if not self._files:
             self.layouts = layouts
             self._files = {name: self._path(k).open("wb") for k, name in enumerate(layouts)}
@@ -55,10 +70,10 @@ class Spool:
 
     def read(self, name: str, first: int, last: int) -> np.ndarray:
         """These rows of a column."""
-        dtype, shape = self.layouts[name]
-        width = int(np.prod(shape, dtype=np.int64))
-        place, count = first * width * dtype.itemsize, (last - first) * width
-        return np.fromfile(self._flushed(name), dtype, count, offset=place).reshape(-1, *shape)
+        layout = self.layouts[name]
+        count = (last - first) * layout.row_bytes // layout.dtype.itemsize
+        values = np.fromfile(self._flushed(name), layout.dtype, count, offset=first * layout.row_bytes)
+        return values.reshape(-1, *layout.shape)
 
     def copy(self, name: str, path: Path, place: int) -> None:
         """Write the whole column into an existing file from byte `place` on, without holding it in memory."""
