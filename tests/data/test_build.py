@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partwise.data import ClientStore, build, build_store, open_store, spool, write_store
+from partwise.data.build import join_blocks
 from partwise.types import UserError
 
 
@@ -221,3 +222,32 @@ def test_gathering_a_few_clients_reads_only_their_rows(tmp_path):
     gathered = store.gather(np.arange(0, 40_000, 4000))
     assert gathered.columns["x"].tolist() == np.repeat(np.arange(0, 400, 40.0), 200).tolist()
     assert psutil.Process().memory_info().rss - before < 16e6
+
+
+def test_blocks_joined_in_memory_equal_those_on_disk(tmp_path):
+    rng = np.random.default_rng(2)
+    blocks = []
+    for k in range(5):
+        counts = rng.integers(0, 6, 4)
+        pixels = rng.integers(0, 256, (counts.sum(), 28, 28)).astype(np.uint8)
+        columns = {"pixels": pixels, "x": rng.random(counts.sum()), "like": rng.random(counts.sum()) > 0.5}
+        blocks.append((np.arange(4) + 4 * k, counts, columns))
+    vocabularies = {"x": np.arange(3)}
+    joined = join_blocks(iter(blocks), vocabularies, {"made": "here"})
+    assert_same(joined, write_store(tmp_path / "store", blocks, vocabularies))
+    assert joined.info == {"made": "here"}
+    assert joined.packed()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([([1], [1], {"x": [1.0]}), ([1], [1], {"x": [1.0]})], "client 1 turns up twice"),
+        ([([1], [1], {"x": [1.0]}), ([2], [1], {"x": [1]})], "rows from 1 on have columns x int64"),
+        ([([1], [1], {"x": [np.nan]})], "column 'x' has 1 values that are not finite"),
+        ([], "there are no rows to store"),
+    ],
+)
+def test_bad_blocks_are_not_joined(blocks, message):
+    with pytest.raises(UserError, match=message):
+        join_blocks(blocks)

@@ -1,4 +1,4 @@
-"""Columns that grow on disk while their length is not yet known."""
+"""Columns that grow, on disk or in memory, while their length is not yet known."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ class Spool:
         if not self._files:
             self.layouts = layouts
             self._files = {name: self._path(k).open("wb") for k, name in enumerate(layouts)}
-        if layouts != self.layouts:
-            raise UserError(
-                f"the rows from {self.num_rows} on have columns {_words(layouts)}, those before "
-                f"{_words(self.layouts)}: give every batch the same columns and types"
-            )
+        _check_same(layouts, self.layouts, self.num_rows)
         for name, values in columns.items():
             np.ascontiguousarray(values).tofile(self._files[name])
         self.num_rows += len(next(iter(columns.values())))
@@ -87,6 +83,40 @@ class Spool:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"spool-{index}.raw"
+
+
+class Pile:
+    """Columns that grow in memory. Their bytes are stretched in place, not joined from parts in the end."""
+
+    def __init__(self):
+        self.layouts: dict[str, Layout] = {}
+        self.num_rows = 0
+        self._bytes: dict[str, bytearray] = {}
+
+    def append(self, columns: Mapping[str, np.ndarray]) -> None:
+        layouts = layouts_of(columns)
+        if not self._bytes:
+            self.layouts = layouts
+            self._bytes = {name: bytearray() for name in layouts}
+        _check_same(layouts, self.layouts, self.num_rows)
+        for name, values in columns.items():
+            self._bytes[name] += np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        self.num_rows += len(next(iter(columns.values())))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns, not copied; nothing can be appended after that."""
+        return {
+            name: np.frombuffer(held, self.layouts[name].dtype).reshape(-1, *self.layouts[name].shape)
+            for name, held in self._bytes.items()
+        }
+
+
+def _check_same(layouts: Mapping[str, Layout], before: Mapping[str, Layout], num_rows: int) -> None:
+    if layouts != before:
+        raise UserError(
+            f"the rows from {num_rows} on have columns {_words(layouts)}, those before {_words(before)}: "
+            "give every batch the same columns and types"
+        )
 
 
 def _words(layouts: Mapping[str, Layout]) -> str:
