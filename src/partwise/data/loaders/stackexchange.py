@@ -69,7 +69,7 @@ def load(
     gives about three times as many examples. This alone is held in memory: the tags of all questions.
 
     What has no owner (deleted users), belongs to the site's own account, is neither question nor answer, or has
-    no sentence outside blocks of code, is left out and counted.
+    no word outside blocks of code and pictures, is left out and counted.
     """
     files = _locate(path)
     beside = [_comments_of(file) for file in files] if comments else []
