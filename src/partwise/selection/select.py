@@ -38,8 +38,9 @@ def check_keys(keys: Any, num_keys: int | None) -> jax.Array:
     keys = jnp.asarray(keys)
     if keys.ndim != 1 or not (keys.size == 0 or jnp.issubdtype(keys.dtype, jnp.integer)):
         raise UserError(f"keys are a list of whole numbers, not {keys.dtype} of shape {keys.shape}")
-    known = num_keys is not None and keys.size and not isinstance(keys, jax.core.Tracer)
-    if known and (int(keys.min()) < 0 or int(keys.max()) >= num_keys):
+    if num_keys is None or not keys.size or isinstance(keys, jax.core.Tracer):
+        return keys.astype(jnp.int32)
+    if int(keys.min()) < 0 or int(keys.max()) >= num_keys:
         raise UserError(
             f"keys {int(keys.min())}..{int(keys.max())} are out of range: there are 0..{num_keys - 1}"
         )
