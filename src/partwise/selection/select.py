@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from partwise.model.partition import Partition
 from partwise.model.psi import Psi
@@ -38,7 +39,7 @@ def check_keys(keys: Any, num_keys: int | None) -> jax.Array:
     keys = jnp.asarray(keys)
     if keys.ndim != 1 or not (keys.size == 0 or jnp.issubdtype(keys.dtype, jnp.integer)):
         raise UserError(f"keys are a list of whole numbers, not {keys.dtype} of shape {keys.shape}")
-    if num_keys is None or not keys.size or isinstance(keys, jax.core.Tracer):
+    if num_keys is None or not keys.size or isinstance(keys, Tracer):
         return keys.astype(jnp.int32)
     if int(keys.min()) < 0 or int(keys.max()) >= num_keys:
         raise UserError(
