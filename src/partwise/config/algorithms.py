@@ -1,4 +1,7 @@
-"""Algorithms by name: from a task and a configuration to what runs."""
+"""Algorithms by name: from a task and a configuration to what runs.
+
+The library's own are below; a package of your own adds one by an entry point of the group `partwise.algorithms`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ from partwise.client.batches import Schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
+from partwise.plugins import find, find_all
 from partwise.server import Optimizer, make_optimizer
 from partwise.tasks.base import Setting, Task
 from partwise.types import UserError, unknown
+
+GROUP = "partwise.algorithms"  # of entry points
 
 
 class Prepared(NamedTuple):
@@ -35,9 +41,7 @@ class Prepared(NamedTuple):
 
 def prepare(task: Task, config: Config) -> Prepared:
     """Choose the algorithm by name and give it the task."""
-    if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
-    return ALGORITHMS[config.algorithm].prepare(task, config)
+    return find(ALGORITHMS, GROUP, "algorithm", config.algorithm).prepare(task, config)
 
 
 def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
@@ -201,3 +205,8 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fed_avg": AlgorithmEntry("Federated Averaging, any server optimizer", _prepare_fed_avg),
     "central": AlgorithmEntry("centralised SGD on pooled data; a round is an epoch", _prepare_central),
 }
+
+
+def all_algorithms() -> dict[str, AlgorithmEntry]:
+    """Every named algorithm, those of installed packages too."""
+    return find_all(ALGORITHMS, GROUP, "algorithm")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partwise.data.store import ClientStore
-from partwise.experiments.run import resolve
+from partwise.experiments.resolve import resolve
 from partwise.selection.keys import mean_keys, own_keys
 
 SAMPLE = 1000  # clients whose keys are counted

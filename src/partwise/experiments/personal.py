@@ -19,9 +19,10 @@ from partwise.config.settings import Config
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table
 from partwise.experiments.folder import Folder
+from partwise.experiments.resolve import entry_of
 from partwise.simulation.evaluate import EVALUATION_ROUND
 from partwise.simulation.loop import round_rng
-from partwise.tasks import TASKS, Setting
+from partwise.tasks import Setting
 from partwise.types import UserError
 
 
@@ -53,12 +54,7 @@ class Personal:
         """From a run's folder; its training data is not needed."""
         folder = Folder(run)
         config = folder.config()
-        if config.task not in TASKS:
-            raise UserError(
-                f"the run's task '{config.task}' is not a named one, so the folder alone cannot rebuild its model; "
-                f"use the Run that train() returned"
-            )
-        setting = TASKS[config.task].settings(**folder.model_options())[0]
+        setting = entry_of(config.task).settings(**folder.model_options())[0]
         return cls(config, setting, folder.model(), folder.vocabularies())
 
     def personalize(
