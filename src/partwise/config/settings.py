@@ -40,7 +40,8 @@ class SplitConfig:
     training has none."""
 
     kind: str = key(
-        "alternate", "support and query: alternate (batches), halves (first percent / rest), none"
+        "alternate",
+        "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
     )
     batch_size: int = key(5, "examples in a batch that goes to support or query (alternate)", 1)
     percent: int = key(50, "share of the examples that is support (halves)", 1, 99)
@@ -56,7 +57,7 @@ class ReconstructConfig:
     epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
     max_steps: int | None = key(50, "batches at most; none: no limit", 0)
     batch_size: int = key(5, "examples in a batch", 1)
-    pull: float = key(0.0, "strength of the pull towards the start (steps) or the default (solve)", 0)
+    pull: float = key(0.0, "strength of the pull of the local part towards its default", 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class UpdateConfig:
 class ServerConfig:
     """The server's optimizer with its own settings, and what a client weighs."""
 
-    optimizer: str = key("sgd", "the server's optimizer: sgd, adagrad, adam, yogi")
+    optimizer: str = key("sgd", "sgd, adagrad, adam, yogi; its own settings are server.settings.NAME")
     rate: float = key(1.0, "the server's learning rate", 0)
     schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
     weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
@@ -201,9 +202,10 @@ def _float_or_nan(value: Any) -> float:
 
 
 def _refuse(key: str, value: Any, kind: str) -> Any:
-    words = {"bool": "true or false", "int": "a whole number", "float": "a finite number", "None": "none"}
+    words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
     wanted = " or ".join(words.get(name, name) for name in kind.split(" | "))
-    raise UserError(f"'{key}' must be {wanted}, not {str(value)!r}")
+    finite = " that is finite" if str(value).lower().lstrip("+-") in ("nan", "inf", "infinity") else ""
+    raise UserError(f"'{key}' must be {wanted}{finite}, not {str(value)!r}")
 
 
 def _dotted_keys() -> list[str]:

@@ -64,7 +64,10 @@ def load_task(name: str, data: str | None = None, **options: Any) -> Task:
     known = keyword_options(load)
     for option in options:
         if option not in known and not takes_any_option(load):
-            raise UserError(f"task '{name}' has no option '{option}' ({nearest(option, known)})")
+            raise UserError(
+                f"task '{name}' has no option '{option}' ({nearest(option, known)}); "
+                f"`partwise settings {name}` lists them all"
+            )
     loaded = {**options, **({"path": str(data)} if data else {})}
     return load(data, **options)._replace(loaded=loaded)
 
