@@ -73,7 +73,9 @@ def _client(
         space: Keys(_never_empty(own.keys), jnp.asarray(0), jnp.asarray(len(own.keys)), max(len(own.keys), 1))
         for space, own in chosen.items()
     }
-    filled = {name: _never_empty(column) for name, column in examples.columns.items()}
+    filled = {
+        name: _never_empty(column) for name, column in examples.columns.items() if name not in positions
+    }
     positions = {name: _never_empty(column) for name, column in positions.items()}
     count = jnp.asarray(examples.num_examples)
     held = Examples(filled, positions, keys, jnp.asarray(0), count, count)

@@ -9,7 +9,7 @@ import pytest
 
 from partwise import server
 from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, choose_keys, read_report, send
+from partwise.algorithms.device import Device, ask, read_report, send
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes
 from partwise.client import reconstruct, split, update
@@ -66,7 +66,7 @@ def setting(planted, make_ratings):
 @pytest.fixture(scope="module")
 def message(setting):
     algorithm, _, params, store = setting
-    return send(algorithm.partition, params, choose_keys(algorithm.partition, store), ROUND)
+    return send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, store).keys, ROUND)
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def test_the_message_holds_own_rows_and_whole_shared_leaves(setting, message):
     _, _, params, store = setting
     arrays, header = from_bytes(message)
     own = np.unique(store.columns["item"])
-    assert set(arrays) == {"item/table", "item/offset", "base", "scale", "shift"}
-    np.testing.assert_array_equal(arrays["item/table"], params["item/table"][own])
-    np.testing.assert_array_equal(arrays["item/offset"], params["item/offset"][own])
+    assert set(arrays) == {"item/table:rows", "item/offset:rows", "base", "scale", "shift"}
+    np.testing.assert_array_equal(arrays["item/table:rows"], params["item/table"][own])
+    np.testing.assert_array_equal(arrays["item/offset:rows"], params["item/offset"][own])
     np.testing.assert_array_equal(arrays["base"], params["base"])
     assert arrays["scale"].shape == ()
     assert header["rng"] == jax.random.key_data(ROUND).tolist()
@@ -156,7 +156,7 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
         optimizer=server.sgd(1.0),
     )
     params = init_params(algorithm, jax.random.key(0))
-    message = send(algorithm.partition, params, choose_keys(algorithm.partition, store), ROUND)
+    message = send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, store).keys, ROUND)
     sums = Device(algorithm).evaluate(message, store)
     user = model.init(jax.random.fold_in(ROUND, int(store.client_ids[0])))["user"]
     batch = {name: jnp.asarray(column) for name, column in store.columns.items()}
@@ -168,7 +168,7 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
 def test_a_client_without_examples_reports_nothing_and_breaks_nothing(setting):
     algorithm, device, params, store = setting
     nobody = store.narrow(np.zeros_like(store.counts), np.zeros_like(store.counts)).gather([0])
-    empty = send(algorithm.partition, params, choose_keys(algorithm.partition, nobody), ROUND)
+    empty = send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, nobody).keys, ROUND)
     update_, header = from_bytes(device.report(empty, nobody))
     assert header["weight"] == 0
     assert update_["item/table"].shape == (0, DIM)

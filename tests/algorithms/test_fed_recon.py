@@ -205,7 +205,7 @@ def test_two_passes_repeat_both_halves_from_where_the_other_ended(model, store, 
         return progress
 
     report = jax.jit(lambda: algorithm.client(client))()
-    np.testing.assert_allclose(report.update["item"], by_hand().deltas["item"], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(report.update["item"], by_hand().keyed["item"], rtol=1e-4, atol=1e-5)
     assert report.weight == COUNTS[0]
 
 

@@ -50,9 +50,9 @@ def train(model, parts, params, make_store, make_client):
         tables = {path: np.array(leaf) for path, leaf in client.received.tables.items()}
         for space, keys in client.examples.keys.items():
             for path in roles.spaces[space]:
-                if trained.progress.deltas:
+                if trained.progress.keyed:
                     own = np.asarray(keys.rows)[: int(keys.count)]
-                    tables[path][own] += trained.progress.deltas[path][: len(own)]
+                    tables[path][own] += trained.progress.keyed[path][: len(own)]
         return tables | dict(trained.progress.shared) | dict(trained.progress.local), trained.loss
 
     return run

@@ -71,7 +71,7 @@ def test_no_pull_by_default_and_skip_does_nothing(client_with):
     assert reconstruct.skip()(client, started, everything) is started
     still = reconstruct.by_steps(Schedule(4, 0), RATE)(client, started, everything)
     np.testing.assert_array_equal(still.local["user"], started.local["user"])
-    assert not still.deltas
+    assert not still.keyed
 
 
 def test_a_model_without_local_leaves_has_nothing_to_reconstruct(model, params, store, make_client):
@@ -94,7 +94,7 @@ def test_update_trains_the_local_part_only_if_joint(client_with, joint):
     moved = not np.array_equal(trained.progress.local["user"], begin(client).local["user"])
     assert moved == joint
     assert not np.array_equal(trained.progress.shared["base"], client.received.shared["base"])
-    assert np.abs(trained.progress.deltas["item/table"]).max() > 0
+    assert np.abs(trained.progress.keyed["item/table"]).max() > 0
     assert trained.loss.weight == 4
 
 

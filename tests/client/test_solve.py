@@ -67,7 +67,7 @@ def test_local_part_is_ridge_regression(clients, params, store, initial, batch_s
     np.testing.assert_allclose(found.local["user"], expected, rtol=1e-4, atol=1e-5)
     assert found.shared is not None
     np.testing.assert_array_equal(found.shared["base"], params["base"])
-    assert not found.deltas
+    assert not found.keyed
 
 
 def test_only_the_support_set_counts(clients, params, store):
@@ -110,9 +110,9 @@ def test_shared_and_keyed_part_is_ridge_regression(clients, params, store, monke
     features, targets, num_own = item_problem(client, params, store)
     change = ridge(features, targets, PULL, np.zeros(features.shape[1]))
     table = change[: num_own * DIM].reshape(num_own, DIM)
-    np.testing.assert_allclose(trained.progress.deltas["item/table"], table, rtol=1e-3, atol=2e-4)
+    np.testing.assert_allclose(trained.progress.keyed["item/table"], table, rtol=1e-3, atol=2e-4)
     np.testing.assert_allclose(
-        trained.progress.deltas["item/offset"], change[num_own * DIM : -1], rtol=1e-3, atol=2e-4
+        trained.progress.keyed["item/offset"], change[num_own * DIM : -1], rtol=1e-3, atol=2e-4
     )
     np.testing.assert_allclose(
         trained.progress.shared["base"], params["base"] + change[-1:], rtol=1e-3, atol=2e-4
@@ -163,12 +163,13 @@ def test_alternating_minimisation_never_goes_up(clients):
     def total(progress):
         examples = client.examples
         rows = {
-            path: table.at[examples.keys["item"].rows].add(progress.deltas[path])
+            path: table.at[examples.keys["item"].rows].add(progress.keyed[path])
             for path, table in client.received.tables.items()
         }
         merged = client.partition.merge({**progress.shared, **rows}, local_values(client, progress))
-        outputs = client.model.predict(merged, examples.columns, client.rng)
-        return jnp.sum(client.model.loss(outputs, examples.columns))
+        batch = {**examples.columns, "item": examples.keys["item"].rows[examples.positions["item"]]}
+        outputs = client.model.predict(merged, batch, client.rng)
+        return jnp.sum(client.model.loss(outputs, batch))
 
     @jax.jit
     def passes(progress):

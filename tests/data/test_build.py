@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partwise.data import ClientStore, build, build_store, open_store, write_store
+from partwise.data import ClientStore, build, build_store, open_store, spool, write_store
+from partwise.data.build import join_blocks
 from partwise.types import UserError
 
 
@@ -143,6 +144,27 @@ def test_arrow_types_that_numpy_lacks(tmp_path):
     assert store.columns["like"].dtype == bool
 
 
+def test_images_and_bags_of_words_are_built_a_few_at_a_time(tmp_path, monkeypatch):
+    """From arrays, or from Arrow's lists of lists."""
+    rng = np.random.default_rng(1)
+    user, row = rng.integers(0, 9, 80), np.arange(80)
+    words = rng.integers(-1, 30, (80, 6)).astype(np.int32)
+    pixels = rng.integers(0, 256, (80, 28, 28)).astype(np.uint8)
+    lines = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), 28)
+    rows = {"user": user, "words": words, "pixels": pixels, "row": row}
+    bags = pa.FixedSizeListArray.from_arrays(pa.array(words.reshape(-1)), 6)
+    images = pa.FixedSizeListArray.from_arrays(lines, 28)
+    arrow = pa.table({"user": user, "words": bags, "pixels": images, "row": row})
+    monkeypatch.setattr(spool, "BYTES_AT_ONCE", 9000)
+    expected = ClientStore.from_arrays(user, words=words, pixels=pixels, row=row)
+    for name, batch in (("arrays", rows), ("arrow", arrow)):
+        assert_same(build_store(tmp_path / name, [batch], "user", order_by="row"), expected)
+    with pytest.raises(
+        UserError, match=r"cannot be sorted by column 'words', which has \(6,\) values per row"
+    ):
+        build_store(tmp_path / "bad", [rows], "user", order_by="words")
+
+
 KILLED = """
 import signal, sys, time, numpy as np
 signal.signal(signal.SIGINT, signal.default_int_handler)  # even where the parent ignores it
@@ -200,3 +222,32 @@ def test_gathering_a_few_clients_reads_only_their_rows(tmp_path):
     gathered = store.gather(np.arange(0, 40_000, 4000))
     assert gathered.columns["x"].tolist() == np.repeat(np.arange(0, 400, 40.0), 200).tolist()
     assert psutil.Process().memory_info().rss - before < 16e6
+
+
+def test_blocks_joined_in_memory_equal_those_on_disk(tmp_path):
+    rng = np.random.default_rng(2)
+    blocks = []
+    for k in range(5):
+        counts = rng.integers(0, 6, 4)
+        pixels = rng.integers(0, 256, (counts.sum(), 28, 28)).astype(np.uint8)
+        columns = {"pixels": pixels, "x": rng.random(counts.sum()), "like": rng.random(counts.sum()) > 0.5}
+        blocks.append((np.arange(4) + 4 * k, counts, columns))
+    vocabularies = {"x": np.arange(3)}
+    joined = join_blocks(iter(blocks), vocabularies, {"made": "here"})
+    assert_same(joined, write_store(tmp_path / "store", blocks, vocabularies))
+    assert joined.info == {"made": "here"}
+    assert joined.packed()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([([1], [1], {"x": [1.0]}), ([1], [1], {"x": [1.0]})], "client 1 turns up twice"),
+        ([([1], [1], {"x": [1.0]}), ([2], [1], {"x": [1]})], "rows from 1 on have columns x int64"),
+        ([([1], [1], {"x": [np.nan]})], "column 'x' has 1 values that are not finite"),
+        ([], "there are no rows to store"),
+    ],
+)
+def test_bad_blocks_are_not_joined(blocks, message):
+    with pytest.raises(UserError, match=message):
+        join_blocks(blocks)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partwise.data import ClientStore, open_store
+from partwise.data import ClientStore, by_client, by_example, by_order, open_store, spool
 from partwise.data.ragged import row_blocks
 from partwise.types import UserError
 
@@ -287,3 +287,58 @@ def test_a_store_cannot_be_saved_below_a_file(small, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         small.save(tmp_path / "file" / "store")
+
+
+WIDE = ("words", "pixels")
+
+
+def wide(num_rows: int = 60, seed: int = 0) -> ClientStore:
+    """Bags of words padded with -1, and images: the columns of the tag and the handwriting tasks."""
+    rng = np.random.default_rng(seed)
+    return ClientStore.from_arrays(
+        rng.integers(0, 7, num_rows),
+        words=rng.integers(-1, 9, (num_rows, 5)).astype(np.int32),
+        pixels=rng.integers(0, 256, (num_rows, 28, 28)).astype(np.uint8),
+        row=np.arange(num_rows),
+    )
+
+
+def test_wide_columns_keep_rows_together_whatever_is_done(tmp_path):
+    store = wide()
+    whole = {row: (store.columns["words"][k], store.columns["pixels"][k])
+             for k, row in enumerate(store.columns["row"].tolist())}  # fmt: skip
+    store.save(tmp_path / "store")
+    opened = open_store(tmp_path / "store")
+    parts = [*by_client(opened, (0.5, 0.5)), *by_example(opened, (0.5, 0.5)), *by_order(store, by="row")]
+    parts += [opened.gather([3, 1]), store.reorder(seed=4), opened.reorder(by="row"), store.pool()]
+    for part in [opened, *parts, *(part.gather() for part in parts)]:
+        for position in range(part.num_clients):
+            mine = part.examples(position)
+            for k, row in enumerate(mine["row"].tolist()):
+                assert np.array_equal(mine["words"][k], whole[row][0])
+                assert np.array_equal(mine["pixels"][k], whole[row][1])
+    assert opened.columns["words"].dtype == np.int32
+    assert opened.columns["words"].min() == -1
+    assert opened.columns["pixels"].dtype == np.uint8
+    assert not opened.columns["pixels"].flags.writeable
+
+
+def test_blocks_of_wide_rows_are_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr(spool, "BYTES_AT_ONCE", 30 * (5 * 4 + 784 + 8))
+    store = wide()
+    blocks = list(store.blocks())
+    assert len(blocks) > 1
+    assert all(block.counts.sum() <= 30 for block in blocks)
+    rows = np.concatenate([block.columns["row"] for block in blocks])
+    assert np.array_equal(rows, store.columns["row"])
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_rows_cannot_be_sorted_by_a_wide_column(name):
+    with pytest.raises(UserError, match=rf"cannot be sorted by column '{name}', .*one value per row \(row\)"):
+        wide().reorder(by=name)
+
+
+def test_rows_that_hold_nothing_are_refused():
+    with pytest.raises(UserError, match=r"column 'x' has rows of shape \(0,\), which hold nothing"):
+        ClientStore.from_arrays([1, 2], x=np.zeros((2, 0)))

@@ -161,7 +161,7 @@ def test_a_twin_starts_where_it_changes_nothing_and_then_counts(twin):
         ({"user": local}, r"the rule 'user' gives <function local.*not a role"),
         (
             {"item/*": keyed("item"), "out": keyed("item")},
-            r"key space 'item' cuts leaves of different length \(item/bias: 7, item/table: 7, out: 2\)",
+            r"key space 'item' cuts leaves of different length, in keys \(item/bias: 7, item/table: 7, out: 2\)",
         ),
         (
             {"out": keyed("item", axis=3)},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Model
-from partwise.selection.keys import OwnKeys, client_numbers, mean_keys, own_keys
+from partwise.selection.keys import client_numbers, own_keys
 from partwise.types import UserError
 
 NUM_WORDS, NUM_ITEMS = 6, 9
@@ -60,7 +60,8 @@ def ids(**columns):
             ids(item=[0, NUM_ITEMS]),
             r"column 'item' holds keys 0\.\.9, but key space 'item' has only 0\.\.8",
         ),
-        (ids(tokens=[[0, -1], [0, 1]]), r"column 'tokens' holds keys -1\.\.1"),
+        (ids(tokens=[[0, -2], [0, 1]]), r"column 'tokens' holds keys -2\.\.1.*-1 for nothing"),
+        (ids(item=[0, -1]), r"column 'item' holds keys -1\.\.0"),
         (
             ids(item=[0.0, 1.0]),
             r"column 'item' holds float64, but keys are whole numbers 0\.\.8",
@@ -78,11 +79,6 @@ def test_clients_without_examples_have_no_keys(parts, make_store):
     keys, positions = own_keys(make_store([0, 0], **columns), parts)
     assert keys["item"].counts.tolist() == [0, 0]
     assert positions["tokens"].shape == (0, 2)
-    assert mean_keys(keys) == {"word": 0.0, "item": 0.0}
-
-
-def test_mean_keys_is_over_clients():
-    assert mean_keys({"a": OwnKeys(np.arange(5), np.array([0, 2]), np.array([2, 3]))}) == {"a": 2.5}
 
 
 def test_client_numbers_of_whole_numbers_are_the_numbers():

@@ -53,7 +53,7 @@ def test_receive_sorts_leaves_by_role(received):
 
 def test_a_batch_of_rows_predicts_what_the_table_does(parts, received):
     """The re-numbered ids point, in the gathered rows, at what the ids pointed at in the tables."""
-    need = slices.batch_rows(parts, BATCH, POSITIONS)
+    need = slices.batch_rows(parts, BATCH, POSITIONS, jnp.ones(2, bool), KEYS)
     rows = slices.gather(parts, received.tables, {}, need, KEYS)
     for name in ("title", "tokens"):
         assert need.batch[name].shape == BATCH[name].shape
@@ -63,7 +63,7 @@ def test_a_batch_of_rows_predicts_what_the_table_does(parts, received):
 
 
 def test_gather_adds_the_clients_own_change_to_every_copy_of_a_row(parts, received):
-    need = slices.batch_rows(parts, BATCH, POSITIONS)
+    need = slices.batch_rows(parts, BATCH, POSITIONS, jnp.ones(2, bool), KEYS)
     deltas = {"words": jnp.array([[10.0, 0], [20, 0], [30, 0]])}
     rows = slices.gather(parts, received.tables, deltas, need, KEYS)
     np.testing.assert_array_equal(rows["words"][need.batch["tokens"]][:, :, 0], [[10 + 30, 6 + 20], [26, 26]])
@@ -71,7 +71,7 @@ def test_gather_adds_the_clients_own_change_to_every_copy_of_a_row(parts, receiv
 
 
 def test_scatter_adds_up_repeated_ids(parts, received):
-    need = slices.batch_rows(parts, BATCH, POSITIONS)
+    need = slices.batch_rows(parts, BATCH, POSITIONS, jnp.ones(2, bool), KEYS)
     empty = slices.empty_deltas(parts, received.tables, {"word": 4})
     assert {path: delta.shape for path, delta in empty.items()} == {"words": (4, 2), "out": (4, 3)}
     ones = {path: jnp.ones((6, *table.shape[1:])) for path, table in received.tables.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from partwise import server
 from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, choose_keys, send
+from partwise.algorithms.device import Device, ask, send
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
@@ -55,7 +55,9 @@ def one_by_one(build, store, params):
     sums = []
     for position in range(store.num_clients):
         examples = store.gather([position])
-        message = send(algorithm.partition, params, choose_keys(algorithm.partition, examples), rng)
+        message = send(
+            algorithm.partition, params, ask(algorithm.partition, algorithm.choose, examples).keys, rng
+        )
         sums.append(device.evaluate(message, examples))
     return {
         name: (

@@ -9,11 +9,13 @@ import jax
 
 from partwise.aggregation.mean import Aggregator
 from partwise.aggregation.total import Report
-from partwise.client.state import Client, Progress
+from partwise.client.state import Client, Progress, received_slices, whole_leaves
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.selection.choose import Choice, everything, own
 from partwise.server import Optimizer
+from partwise.types import UserError, unknown
 
 
 class Algorithm(NamedTuple):
@@ -23,6 +25,7 @@ class Algorithm(NamedTuple):
     personalize: what a client does before it uses the model: rebuild its local part from all its examples, from
                  fresh values or from those it had (or nothing, if there is no local part)
     evaluate:    the metrics of a client as sums
+    choose:      which keys a client asks for, by key space (see `choices`)
     check:       raises if the algorithm does not fit this client's model and data
     """
 
@@ -33,12 +36,34 @@ class Algorithm(NamedTuple):
     evaluate: Callable[[Client], dict[str, Sums]]
     aggregator: Aggregator
     optimizer: Optimizer
+    choose: Mapping[str, Choice]
     check: Callable[[Client], None] | None = None
 
 
 # Rates by name -> algorithm. Called inside the compiled function, so that rates are values, not constants:
 # another rate needs no compilation, and many rates can run side by side.
 Build = Callable[[Mapping[str, Any]], Algorithm]
+
+
+def choices(partition: Partition, given: Mapping[str, Choice] | None = None) -> dict[str, Choice]:
+    """A choice of keys for every key space; where none is given, all that a client's examples name."""
+    given = given or {}
+    for space in given:
+        if space not in partition.spaces:
+            raise unknown("key space", space, partition.spaces)
+    for space in partition.spaces:
+        if not partition.columns[space] and (space not in given or given[space].name == "own"):
+            raise UserError(
+                f"no column names keys of space '{space}', so a client has none of its own: choose them with "
+                f"random, same or all"
+            )
+    return {space: given.get(space, own()) for space in partition.spaces}
+
+
+def whole_model(partition: Partition) -> dict[str, Choice]:
+    """The choice that leaves nothing of the model out, for evaluation: the rows that examples name, where only
+    those matter, else all."""
+    return {space: everything() if partition.is_whole(space) else own() for space in partition.spaces}
 
 
 def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:
@@ -49,4 +74,6 @@ def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:
 def change(client: Client, progress: Progress) -> dict[str, jax.Array]:
     """Delta_i = g_i - g (FedRecon, Algorithm 1)."""
     shared = {path: leaf - client.received.shared[path] for path, leaf in progress.shared.items()}
-    return {**shared, **progress.deltas}
+    received = received_slices(client, whole_leaves(client))
+    whole = {path: progress.keyed[path] - rows for path, rows in received.items()}
+    return {**shared, **progress.keyed, **whole}

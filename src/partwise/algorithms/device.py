@@ -7,7 +7,7 @@ of the compiled cohort, and the code with which an unseen client personalises a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,32 +17,66 @@ from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples
-from partwise.client.state import Client, Progress, begin, local_values, read
+from partwise.client.state import Client, begin, local_values, read
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
+from partwise.selection.choose import Choice, choose_all
 from partwise.selection.keys import client_numbers, own_keys
 from partwise.selection.slices import Keys, receive
 
 
-def choose_keys(partition: Partition, examples: ClientStore) -> dict[str, np.ndarray]:
-    """The keys that one client asks for."""
-    return {space: own.keys for space, own in own_keys(examples, partition)[0].items()}
+class Asked(NamedTuple):
+    """What one client asks for, chosen before it sees the model; it keeps this until the slices come."""
+
+    keys: Mapping[str, np.ndarray]
+    positions: Mapping[str, np.ndarray]  # of its examples' ids among those keys
+    complete: Mapping[str, bool]
+    missed: int  # ids that are not among them
+
+
+def ask(
+    partition: Partition,
+    choose: Mapping[str, Choice],
+    examples: ClientStore,
+    seed: int = 0,
+    round_number: int = 0,
+) -> Asked:
+    """Let one client choose its keys from its own examples."""
+    own, positions = own_keys(examples, partition)
+    numbers = client_numbers(examples.client_ids)
+    chosen = choose_all(own, partition.all_keys, choose, numbers, seed, round_number)
+    missed = 0
+    for space, each in chosen.items():
+        block = partition.block(space)
+        missed += int(own[space].uses[each.place < 0].sum())
+        for name in partition.columns[space]:
+            at = np.append(each.place, -1)[np.where(positions[name] < 0, -1, positions[name] // block)]
+            positions[name] = np.where(at < 0, -1, at * block + positions[name] % block).astype(np.int32)
+    keys = {space: each.keys for space, each in chosen.items()}
+    return Asked(keys, positions, {space: choose[space].complete for space in own}, missed)
 
 
 def send(
     partition: Partition, params: Mapping[str, Any], keys: Mapping[str, np.ndarray], rng: jax.Array
 ) -> bytes:
     """The server's message: shared and frozen leaves, the slices of the client's keys, the round's randomness."""
-    arrays = {
-        path: np.asarray(leaf[keys[partition.roles[path].space]] if path in partition.of("keyed") else leaf)
-        for path, leaf in params.items()
-    }
+    arrays = {}
+    for path, leaf in params.items():
+        if path in partition.of("keyed"):
+            role = partition.roles[path]
+            parts = role.psi.encode(jnp.asarray(leaf)[keys[role.space]])
+            arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
+        else:
+            arrays[path] = np.asarray(leaf)
     return to_bytes(arrays, {"rng": np.asarray(jax.random.key_data(rng)).tolist()})
 
 
 class Device:
-    """One client's side of an algorithm; compiled once per size of client."""
+    """One client's side of an algorithm; compiled once per size of client.
+
+    `asked` is what the client asked for before the message came (default: its choice in round 0).
+    """
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
@@ -51,74 +85,102 @@ class Device:
         self._evaluate = jax.jit(lambda *given: algorithm.evaluate(self._client(*given)))
         self._predict = jax.jit(self._predictions)
 
-    def check(self, message: bytes, examples: ClientStore) -> None:
+    def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:
+        """The keys that this client wants in a round."""
+        return ask(self.algorithm.partition, self.algorithm.choose, examples, seed, round_number)
+
+    def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
         """Raise if the algorithm does not fit this client's model and data."""
         if self.algorithm.check is not None:
-            self.algorithm.check(self._client(*self._given(message, examples)))
+            self.algorithm.check(self._client(*self._given(message, examples, asked)))
 
-    def report(self, message: bytes, examples: ClientStore) -> bytes:
+    def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
         """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
-        report = self._report(*self._given(message, examples))
+        asked = asked or self.ask(examples)
+        report = self._report(*self._given(message, examples, asked))
         update = {}
         for path, change in report.update.items():
             role = self.algorithm.partition.roles.get(path)
-            keep = (
-                len(choose_keys(self.algorithm.partition, examples)[role.space])
-                if role and role.space
-                else None
-            )
+            keep = len(asked.keys[role.space]) if role and role.space else None
             update[path] = np.asarray(change) if keep is None else np.asarray(change)[:keep]
         return to_bytes(update, {"weight": float(report.weight), "loss": [float(x) for x in report.loss]})
 
     def personalize(
-        self, message: bytes, examples: ClientStore, local: Mapping[str, Any] | None = None
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        local: Mapping[str, Any] | None = None,
     ) -> dict[str, np.ndarray]:
         """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
         the part it had before, to be refreshed (default: initial values)."""
-        rebuilt = self._personalize(local, *self._given(message, examples))
+        rebuilt = self._personalize(local, *self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
-    def evaluate(self, message: bytes, examples: ClientStore) -> dict[str, Sums]:
+    def evaluate(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> dict[str, Sums]:
         """The client's metrics as sums."""
-        return self._evaluate(*self._given(message, examples))
+        return self._evaluate(*self._given(message, examples, asked))
 
-    def predict(self, message: bytes, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
+    def predict(
+        self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None
+    ) -> np.ndarray:
         """The model's outputs for every example, with a local part that was rebuilt before."""
-        outputs = self._predict(dict(local), *self._given(message, examples))
+        outputs = self._predict(dict(local), *self._given(message, examples, asked))
         return np.asarray(outputs)[: examples.num_examples]
 
-    def _given(self, message: bytes, examples: ClientStore) -> tuple[Any, ...]:
+    def _given(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> tuple[Any, ...]:
         """The message and the examples as arrays, padded so that clients of similar size share a program."""
-        params, header = from_bytes(message)
-        keys, positions = own_keys(examples, self.algorithm.partition)
+        asked = asked or self.ask(examples)
+        params, header = self._decoded(message)
         columns = {
             name: _padded(np.asarray(column))
             for name, column in examples.columns.items()
-            if name not in positions
+            if name not in asked.positions
         }
-        positions = {name: _padded(column) for name, column in positions.items()}
+        positions = {name: _padded(column) for name, column in asked.positions.items()}
         tables = {
-            path: _padded(leaf) if path in self.algorithm.partition.of("keyed") else leaf
+            path: self._padded_table(path, leaf) if path in self.algorithm.partition.of("keyed") else leaf
             for path, leaf in params.items()
         }
-        rng = jnp.asarray(header["rng"], jnp.uint32)
-        counts = {space: len(own.keys) for space, own in keys.items()}
         return (
             tables,
             columns,
             positions,
-            counts,
+            {space: len(keys) for space, keys in asked.keys.items()},
+            {space: None if complete else 0 for space, complete in asked.complete.items()},
             examples.num_examples,
             client_numbers(examples.client_ids)[0],
-            rng,
+            jnp.asarray(header["rng"], jnp.uint32),
         )
 
-    def _client(self, tables, columns, positions, key_counts, count, number, rng) -> Client:
+    def _decoded(self, message: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The leaves of a message; slices as psi decodes them."""
+        partition = self.algorithm.partition
+        arrays, header = from_bytes(message)
+        params = {path: arrays[path] for path in partition.server_paths if path in arrays}
+        for path in partition.of("keyed"):
+            mark = f"{path}:"
+            parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
+            params[path] = np.asarray(partition.roles[path].psi.decode(parts, partition.shapes[path].dtype))
+        return params, header
+
+    def _padded_table(self, path: str, rows: np.ndarray) -> np.ndarray:
+        """Slices on which steps work as they are (but never empty), others with room."""
+        whole = self.algorithm.partition.is_whole(self.algorithm.partition.roles[path].space)
+        return rows if whole and len(rows) else _padded(rows)
+
+    def _client(self, tables, columns, positions, key_counts, missing, count, number, rng) -> Client:
         partition = self.algorithm.partition
         received = receive(partition, tables)
         capacities = {space: tables[paths[0]].shape[0] for space, paths in partition.spaces.items()}
         keys = {
-            space: Keys(jnp.arange(capacity), jnp.asarray(0), key_counts[space], capacity)
+            space: Keys(
+                jnp.arange(capacity),
+                jnp.asarray(0),
+                key_counts[space],
+                capacity,
+                complete=missing[space] is None,
+            )
             for space, capacity in capacities.items()
         }
         examples = Examples(columns, positions, keys, jnp.asarray(0), count, count)
@@ -133,7 +195,7 @@ class Device:
 
     def _predictions(self, local, *given) -> jax.Array:
         client = self._client(*given)
-        progress = Progress(client.received.shared, {}, local)
+        progress = begin(client)._replace(local=local)
         columns = dict(client.examples.columns)
         everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))
         rows, need = read(client, progress, everything)

@@ -6,15 +6,18 @@ factorisation this equals the stateful FedPer (FedRecon, footnote 4).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from partwise.aggregation.mean import Aggregator, mean
 from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm, change
+from partwise.algorithms.base import Algorithm, change, choices
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, total_weight, with_deltas
 from partwise.client.update import Update
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.selection.choose import Choice
 from partwise.server import Optimizer
 from partwise.types import UserError
 
@@ -26,6 +29,7 @@ def fed_avg(
     update: Update,
     optimizer: Optimizer,
     aggregator: Aggregator | None = None,
+    choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
     """Local training on all of a client's examples; standard evaluation."""
     if partition.local_paths:
@@ -47,4 +51,5 @@ def fed_avg(
         lambda client: evaluate(client, begin(client), everything),
         aggregator or mean(),
         optimizer,
+        choices(partition, choose),
     )

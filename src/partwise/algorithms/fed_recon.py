@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import jax
 
 from partwise.aggregation.mean import Aggregator, mean
 from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm, change
+from partwise.algorithms.base import Algorithm, change, choices
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct
@@ -16,6 +18,7 @@ from partwise.client.update import Update
 from partwise.metrics import Sums, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.selection.choose import Choice
 from partwise.server import Optimizer
 
 
@@ -30,7 +33,8 @@ def fed_recon(
     aggregator: Aggregator | None = None,
     passes: int = 1,
     evaluation_split: Split | None = None,
-    **slots,
+    choose: Mapping[str, Choice] | None = None,
+    check: Callable[[Client], None] | None = None,
 ) -> Algorithm:
     """S, R, U and the server step.
 
@@ -57,7 +61,15 @@ def fed_recon(
         return evaluate(client, rebuilt, evaluated.query)
 
     return Algorithm(
-        model, partition, client_update, personalize, recon_eval, aggregator or mean(), optimizer, **slots
+        model,
+        partition,
+        client_update,
+        personalize,
+        recon_eval,
+        aggregator or mean(),
+        optimizer,
+        choices(partition, choose),
+        check,
     )
 
 

@@ -26,9 +26,9 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> dict[str, Sum
         outputs = model.predict(params, need.batch, client.rng)
         values: dict[str, Any] = {"loss": model.loss(outputs, need.batch)}
         values |= {name: metric.values(outputs, need.batch) for name, metric in model.metrics.items()}
-        weight = jnp.sum(jnp.where(drawn.mask, model.weight(need.batch), 0))
+        weight = jnp.sum(jnp.where(need.mask, model.weight(need.batch), 0))
         return {
-            name: Sums(total.value + jnp.sum(jnp.where(drawn.mask, values[name], 0)), total.weight + weight)
+            name: Sums(total.value + jnp.sum(jnp.where(need.mask, values[name], 0)), total.weight + weight)
             for name, total in sums.items()
         }
 

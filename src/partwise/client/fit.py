@@ -7,7 +7,7 @@ faster. Any optax transformation works too, on the client's whole slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +25,12 @@ from partwise.client.state import (
     get_parts,
     put_parts,
     read,
+    received_slices,
+    whole_leaves,
     with_deltas,
 )
 from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.selection import slices
-from partwise.selection.slices import own_rows
 
 Optimizer = float | jax.Array | optax.GradientTransformation
 Penalty = Callable[[Any], jax.Array]  # of the local part, added to the mean loss
@@ -64,14 +65,14 @@ def fit(
 
         def objective(parts: dict) -> tuple[jax.Array, Sums]:
             here = put_parts(now, parts)
-            value, total = batch_loss(client, here, parts.get("keyed", rows), need.batch, drawn.mask, rng)
+            value, total = batch_loss(client, here, parts.get("keyed", rows), need.batch, need.mask, rng)
             if penalty is not None:
-                value = value + jnp.where(drawn.mask.any(), penalty(here.local), 0)
+                value = value + jnp.where(need.mask.any(), penalty(here.local), 0)
             return value, total
 
-        parts = get_parts(now._replace(deltas=rows), groups)
+        parts = get_parts(now._replace(keyed=rows), groups)
         gradients, total = jax.grad(objective, has_aux=True)(parts)
-        now, state = move.step(client, now, gradients, state, need, drawn.mask.any(), groups)
+        now, state = move.step(client, now, gradients, state, need, need.mask.any(), groups)
         return now, state, add_sums(sums, total)
 
     progress, _, loss = over_batches(step, start, client.examples, subset, schedule)
@@ -84,7 +85,7 @@ class _Move(NamedTuple):
 
 
 def _sgd(rate: float | jax.Array) -> _Move:
-    """p <- p - rate * gradient, on the batch's rows only: exact, because the others' gradient is zero."""
+    """p <- p - rate * gradient; of rows the batch's only: exact, because the others' gradient is zero."""
 
     def step(client, now, gradients, state, need, active, groups):
         change = jax.tree_util.tree_map(lambda g: jnp.where(active, -rate * g, 0), gradients)
@@ -93,20 +94,22 @@ def _sgd(rate: float | jax.Array) -> _Move:
             jnp.add, get_parts(now, dense), {group: change[group] for group in dense}
         )
         if "keyed" in groups:
-            moved["keyed"] = slices.scatter(client.partition, now.deltas, change["keyed"], need)
+            moved["keyed"] = _add_rows(client, now.keyed, change["keyed"], need)
         return put_parts(now, moved), state
 
     return _Move(lambda *given: (), step)
 
 
-def _received_rows(client: Client) -> dict[str, jax.Array]:
-    """What was received of the client's own keys, in the shape of its deltas."""
-    result = {}
-    for path, table in client.received.tables.items():
-        keys = client.examples.keys[client.partition.roles[path].space]
-        rows = own_rows(keys, jnp.asarray(0), keys.capacity, table.shape[0])
-        result[path] = table.at[rows].get(mode="fill", fill_value=0)
-    return result
+def _add_rows(
+    client: Client, into: Mapping[str, Any], rows: Mapping[str, Any], need: slices.BatchRows
+) -> dict:
+    """Add to whole slices what is about their keys (padding stays as it is), to the others the batch's rows."""
+    whole = whole_leaves(client)
+    keys = {path: client.examples.keys[client.partition.roles[path].space] for path in whole}
+    real = {path: slices.is_key(keys[path], into[path].ndim) for path in whole}
+    added = {path: into[path] + jnp.where(real[path], rows[path], 0) for path in whole}
+    rest = {path: delta for path, delta in into.items() if path not in whole}
+    return {**added, **slices.scatter(client.partition, rest, rows, need)}
 
 
 def _optax(optimizer: optax.GradientTransformation) -> _Move:
@@ -115,15 +118,15 @@ def _optax(optimizer: optax.GradientTransformation) -> _Move:
     def values(client: Client, now: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
         parts = get_parts(now, groups)
         if "keyed" in groups:
-            parts["keyed"] = jax.tree_util.tree_map(jnp.add, _received_rows(client), parts["keyed"])
+            received = received_slices(client, [p for p in parts["keyed"] if p not in whole_leaves(client)])
+            parts["keyed"] |= {path: rows + parts["keyed"][path] for path, rows in received.items()}
         return parts
 
     def step(client, now, gradients, state, need, active, groups):
         old = get_parts(now, groups)
         if "keyed" in groups:
             zeros = jax.tree_util.tree_map(jnp.zeros_like, old["keyed"])
-            keyed = slices.scatter(client.partition, zeros, gradients["keyed"], need)
-            gradients = gradients | {"keyed": keyed}
+            gradients = gradients | {"keyed": _add_rows(client, zeros, gradients["keyed"], need)}
         changes, new_state = optimizer.update(gradients, state, values(client, now, groups))
         new = tree.where(active, optax.apply_updates(old, changes), old)
         return put_parts(now, new), tree.where(active, new_state, state)

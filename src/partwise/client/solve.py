@@ -95,7 +95,7 @@ def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 
 def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
     rows, need = read(client, progress, drawn)
-    return batch_loss(client, progress, rows, need.batch, drawn.mask, client.rng)[1].value
+    return batch_loss(client, progress, rows, need.batch, need.mask, client.rng)[1].value
 
 
 def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -31,7 +31,8 @@ class Progress(NamedTuple):
     """What a client has made of the parameters so far."""
 
     shared: Mapping[str, jax.Array]  # values
-    deltas: Mapping[str, jax.Array]  # change of its keyed rows; empty until it changes one
+    keyed: Mapping[str, jax.Array]  # where steps work on the slice: its values; else the change of its rows,
+    # which is not there until it changes one
     local: Mapping[str, jax.Array]  # values
 
 
@@ -40,7 +41,7 @@ Group = Literal["shared", "keyed", "local"]
 
 def get_parts(progress: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
     """The named groups alone, to be trained."""
-    parts = {"shared": progress.shared, "keyed": progress.deltas, "local": progress.local}
+    parts = {"shared": progress.shared, "keyed": progress.keyed, "local": progress.local}
     return {group: dict(parts[group]) for group in groups}
 
 
@@ -48,7 +49,7 @@ def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
     """Progress with those groups replaced."""
     return Progress(
         parts.get("shared", progress.shared),
-        parts.get("keyed", progress.deltas),
+        parts.get("keyed", progress.keyed),
         parts.get("local", progress.local),
     )
 
@@ -56,17 +57,30 @@ def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
 def begin(client: Client) -> Progress:
     """What was received, and the initial values of the local part (the l^(t,0) of appendix B)."""
     params = client.model.init(client.rng)
-    return Progress(
-        client.received.shared, {}, slices.initial_local(client.partition, client.received, params)
-    )
+    local = slices.initial_local(client.partition, client.received, params)
+    return Progress(client.received.shared, received_slices(client, whole_leaves(client)), local)
+
+
+def whole_leaves(client: Client) -> tuple[str, ...]:
+    """The keyed leaves on whose slices steps work."""
+    parts = client.partition
+    return tuple(path for path in client.received.tables if parts.is_whole(parts.roles[path].space))
+
+
+def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array]:
+    """The client's slices of these leaves, as received."""
+    keys = lambda path: client.examples.keys[client.partition.roles[path].space]
+    tables = client.received.tables
+    return {path: slices.own_slice(client.partition, path, tables[path], keys(path)) for path in paths}
 
 
 def with_deltas(client: Client, progress: Progress) -> Progress:
-    """Progress with room for changes of keyed rows."""
-    if progress.deltas:
+    """Progress with room for changes of all keyed rows."""
+    if len(progress.keyed) == len(client.received.tables):
         return progress
     capacities = {space: keys.capacity for space, keys in client.examples.keys.items()}
-    return progress._replace(deltas=slices.empty_deltas(client.partition, client.received.tables, capacities))
+    deltas = slices.empty_deltas(client.partition, client.received.tables, capacities)
+    return progress._replace(keyed={**deltas, **progress.keyed})
 
 
 def anchor(client: Client, progress: Progress) -> Progress:
@@ -78,8 +92,9 @@ def anchor(client: Client, progress: Progress) -> Progress:
         if role.twin == "average":
             leaf = client.received.shared[path]
         local[path] = client.received.shared.get(DEFAULT + path, leaf)
-    deltas = {path: jnp.zeros_like(delta) for path, delta in progress.deltas.items()}
-    return Progress(client.received.shared, deltas, local)
+    zero = {path: jnp.zeros_like(delta) for path, delta in progress.keyed.items()}
+    keyed = {**zero, **received_slices(client, whole_leaves(client))}
+    return Progress(client.received.shared, keyed, local)
 
 
 def batch_loss(
@@ -116,19 +131,27 @@ def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
 
 
 def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, jax.Array], slices.BatchRows]:
-    """The keyed rows of a batch, as the client has them now."""
-    need = slices.batch_rows(client.partition, drawn.batch, drawn.positions)
+    """The keyed rows that a batch works on, as the client has them now: the batch's, or the whole slice."""
+    need = _renumbered(client, drawn)
+    whole = {path: progress.keyed[path] for path in whole_leaves(client)}
+    tables = {path: table for path, table in client.received.tables.items() if path not in whole}
     keys = client.examples.keys
-    return slices.gather(client.partition, client.received.tables, progress.deltas, need, keys), need
+    return {**whole, **slices.gather(client.partition, tables, progress.keyed, need, keys)}, need
+
+
+def _renumbered(client: Client, drawn: Drawn) -> slices.BatchRows:
+    keys = client.examples.keys
+    return slices.batch_rows(client.partition, drawn.batch, drawn.positions, drawn.mask, keys)
 
 
 def total_weight(client: Client, subset: Subset) -> jax.Array:
     """What a subset of the client's examples weighs together: n_i."""
-    if client.model.weight is one_per_example:
+    complete = all(keys.complete for keys in client.examples.keys.values())
+    if client.model.weight is one_per_example and complete:
         return subset.count(client.examples.count) * 1.0
 
     def add(i: jax.Array, drawn: Drawn, total: jax.Array) -> jax.Array:
-        batch = slices.batch_rows(client.partition, drawn.batch, drawn.positions).batch
-        return total + jnp.sum(jnp.where(drawn.mask, client.model.weight(batch), 0))
+        need = _renumbered(client, drawn)
+        return total + jnp.sum(jnp.where(need.mask, client.model.weight(need.batch), 0))
 
     return over_batches(add, jnp.zeros(()), client.examples, subset, Schedule(64))

@@ -4,8 +4,10 @@ from partwise.data.build import build_store, write_store
 from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.holdout import by_client, by_example, by_order
 from partwise.data.planted import Truth, oracle
+from partwise.data.planted_tags import generate_tags
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
+from partwise.data.writers import generate_writers
 
 __all__ = [
     "ClientStore",
@@ -15,6 +17,8 @@ __all__ = [
     "by_client",
     "by_example",
     "by_order",
+    "generate_tags",
+    "generate_writers",
     "open_planted",
     "open_store",
     "oracle",

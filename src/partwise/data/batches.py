@@ -15,7 +15,7 @@ Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 
 def to_columns(batch: Batch, first_row: int = 0) -> dict[str, np.ndarray]:
-    """Every column as an array [N] or [N, d]; dates become whole numbers in their own unit."""
+    """Every column as an array [N] or [N, ...]; dates become whole numbers in their own unit."""
     if isinstance(batch, Mapping):
         return {name: np.asarray(values) for name, values in batch.items()}
     if isinstance(batch, (pa.RecordBatch, pa.Table)):
@@ -35,7 +35,8 @@ def _from_arrow(name: str, array: Any, first_row: int) -> np.ndarray:
     if pa.types.is_dictionary(kind):
         return _from_arrow(name, array.dictionary_decode(), first_row)
     if pa.types.is_fixed_size_list(kind):
-        return _from_arrow(name, array.flatten(), first_row).reshape(len(array), kind.list_size)
+        inner = _from_arrow(name, array.flatten(), first_row)
+        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
     if pa.types.is_temporal(kind):
         array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
     elif pa.types.is_decimal(kind):

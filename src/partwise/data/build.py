@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from partwise.data.batches import Batch, to_columns
-from partwise.data.checks import check_known, clean_columns
+from partwise.data.checks import check_known, check_sortable, clean_columns
 from partwise.data.folder import Block, allocate_examples, finish, new_folder, write_folder
 from partwise.data.ragged import offsets, owners, row_blocks
-from partwise.data.spool import Spool
+from partwise.data.spool import Pile, Spool, layouts_of, rows_at_once
 from partwise.data.store import ClientStore, open_store
 from partwise.types import UserError
 
@@ -75,6 +75,25 @@ def write_store(
     return open_store(path)
 
 
+def join_blocks(
+    blocks: Iterable[Block],
+    vocabularies: Mapping[str, np.ndarray] | None = None,
+    info: Mapping[str, Any] | None = None,
+) -> ClientStore:
+    """The store that `write_store` would write, in memory; at no time are there two copies of the rows."""
+    client_ids, counts, pile = [], [], Pile()
+    for block in _checked(blocks):
+        client_ids.append(block.client_ids)
+        counts.append(block.counts)
+        pile.append(block.columns)
+    if not pile.num_rows:
+        raise UserError("there are no rows to store: give at least one client with one example")
+    joined = np.concatenate(counts)
+    return ClientStore(
+        pile.columns(), offsets(joined), joined, np.concatenate(client_ids), vocabularies or {}, info or {}
+    )
+
+
 class Keys:
     """Numbers ids in the order in which they turn up, and knows their sorted order in the end."""
 
@@ -106,6 +125,8 @@ def _cleaned(
         columns = to_columns(batch, first_row)
         check_known([client, *ids, *([order_by] if order_by else [])], columns)
         owner, cleaned = clean_columns(columns.pop(client), columns, ids, first_row)
+        if order_by is not None:
+            check_sortable(order_by, cleaned)
         if len(owner):
             yield {CLIENT: owner, **cleaned}
         first_row += len(owner)
@@ -133,7 +154,8 @@ def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
 
 def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndarray]) -> np.ndarray:
     """Put every row where its client's next row belongs; return the rows of each client."""
-    ends = [min(first + ROWS_AT_ONCE, spool.num_rows) for first in range(0, spool.num_rows, ROWS_AT_ONCE)]
+    step = rows_at_once(spool.layouts, ROWS_AT_ONCE)
+    ends = [min(first + step, spool.num_rows) for first in range(0, spool.num_rows, step)]
     chunks = list(itertools.pairwise([0, *ends]))
     counts = np.zeros(len(keys[CLIENT].ranks), np.int64)
     for chunk in chunks:
@@ -153,7 +175,7 @@ def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndar
 
 def _sort(targets: Mapping[str, np.ndarray], counts: np.ndarray, by: str) -> None:
     starts = offsets(counts)
-    for block in row_blocks(counts, ROWS_AT_ONCE):
+    for block in row_blocks(counts, rows_at_once(layouts_of(targets), ROWS_AT_ONCE)):
         rows = slice(starts[block.start], starts[block.start] + counts[block].sum())
         order = np.lexsort((targets[by][rows], owners(counts[block])))
         for target in targets.values():

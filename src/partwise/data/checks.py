@@ -35,6 +35,18 @@ def check_known(names: Iterable[str], columns: Iterable[str]) -> None:
             raise unknown("column", name, columns)
 
 
+def check_sortable(name: str, columns: Mapping[str, np.ndarray]) -> None:
+    """Rows can be sorted by a column with one value per row."""
+    check_known([name], columns)
+    shape = columns[name].shape[1:]
+    if shape:
+        single = ", ".join(other for other, values in columns.items() if values.ndim == 1) or "there is none"
+        raise UserError(
+            f"rows cannot be sorted by column '{name}', which has {shape} values per row: "
+            f"name a column with one value per row ({single})"
+        )
+
+
 def clean_ids(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """Ids as int64 or text [N]."""
     array = np.asarray(values)
@@ -73,6 +85,10 @@ def _numbers(name: str, array: np.ndarray, owners: np.ndarray, first_row: int) -
         raise UserError(
             f"column '{name}' holds {array.dtype}{shown}, but examples are numbers: "
             f"name it in ids=('{name}',) to number its values, or leave it out"
+        )
+    if 0 in array.shape[1:]:
+        raise UserError(
+            f"column '{name}' has rows of shape {array.shape[1:]}, which hold nothing: leave it out"
         )
     if array.dtype.kind == "f":
         refuse(name, "values that are not finite", ~np.isfinite(array), first_row, array, owners)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from partwise.data.build import write_store
+from partwise.data.build import join_blocks, write_store
 from partwise.data.folder import Block
-from partwise.data.planted import BLOCK_CLIENTS, EXAMPLES, Planted, Truth, draw_users, plant, stream
-from partwise.data.ragged import offsets, owners, ranks
+from partwise.data.planted import BLOCK_CLIENTS, EXAMPLES, Planted, Truth, draw_users, plant
+from partwise.data.ragged import owners, ranks
 from partwise.data.store import ClientStore, open_store
+from partwise.data.streams import cut_block, log_normal_counts, stream
 from partwise.types import UserError
 
 DRAW_ROUNDS = 6
@@ -54,11 +55,7 @@ def planted_ratings(
     if out is not None:
         write_store(out, _blocks(truth), vocabularies, info)
         return open_planted(out)
-    blocks = list(_blocks(truth))
-    columns = {name: np.concatenate([block.columns[name] for block in blocks]) for name in ("item", "rating")}
-    counts = np.concatenate([block.counts for block in blocks])
-    store = ClientStore(columns, offsets(counts), counts, np.arange(num_clients), vocabularies, info)
-    return PlantedRatings(store, truth)
+    return PlantedRatings(join_blocks(_blocks(truth), vocabularies, info), truth)
 
 
 def open_planted(path: str | Path) -> PlantedRatings:
@@ -74,22 +71,20 @@ def _blocks(truth: Truth) -> Iterator[Block]:
     arguments = truth.arguments
     popularity = np.arange(1, arguments.num_items + 1, dtype=float) ** -arguments.zipf
     for block in range(-(-arguments.num_clients // BLOCK_CLIENTS)):
-        rng = stream(arguments, EXAMPLES, block)
+        rng = stream(arguments.seed, EXAMPLES, block)
         counts = _counts(rng, arguments)
         items = _distinct_items(rng, counts, popularity)
         users = np.repeat(draw_users(truth, block), counts, axis=0)
         ratings = np.einsum("nr,nr->n", users, truth.item_factors[items], dtype=float)
         ratings += arguments.noise * rng.standard_normal(len(items))
-        client_ids = np.arange(block * BLOCK_CLIENTS, min((block + 1) * BLOCK_CLIENTS, arguments.num_clients))
-        counts = counts[: len(client_ids)]
         columns = {"item": items.astype(np.int32), "rating": ratings.astype(np.float32)}
-        yield Block(client_ids, counts, {name: values[: counts.sum()] for name, values in columns.items()})
+        yield cut_block(block, counts, columns, arguments.num_clients)
 
 
 def _counts(rng: np.random.Generator, arguments: Planted) -> np.ndarray:
-    centre = np.log(arguments.mean_examples) - arguments.sigma**2 / 2
-    drawn = np.exp(centre + arguments.sigma * rng.standard_normal(BLOCK_CLIENTS))
-    return np.clip(np.rint(drawn), arguments.min_examples, arguments.num_items).astype(np.int64)
+    median = arguments.mean_examples * np.exp(-(arguments.sigma**2) / 2)
+    limits = (arguments.min_examples, arguments.num_items)
+    return log_normal_counts(rng, BLOCK_CLIENTS, median, arguments.sigma, limits)
 
 
 def _distinct_items(rng: np.random.Generator, counts: np.ndarray, popularity: np.ndarray) -> np.ndarray:

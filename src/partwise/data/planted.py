@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from partwise.data.store import ClientStore
+from partwise.data.streams import check_numbers, stream
 from partwise.types import UserError
 
 BLOCK_CLIENTS = 1024  # clients that share one random stream
@@ -34,11 +35,7 @@ class Planted:
     seed: int
 
     def __post_init__(self):
-        counts = {"num_clients", "num_items", "rank", "min_examples"}
-        for name, value in dataclasses.asdict(self).items():
-            least = 1 if name in counts else 0
-            if not least <= value < np.inf:
-                raise UserError(f"{name} is {value}: give at least {least}")
+        check_numbers(dataclasses.asdict(self), {"num_clients", "num_items", "rank", "min_examples"})
         if not self.min_examples <= self.mean_examples <= self.num_items:
             raise UserError(
                 f"mean_examples is {self.mean_examples}: give at least min_examples ({self.min_examples}) "
@@ -101,12 +98,8 @@ def _posterior_mean(truth: Truth, factors: np.ndarray, ratings: np.ndarray) -> n
     )
 
 
-def stream(arguments: Planted, purpose: int, block: int = 0) -> np.random.Generator:
-    return np.random.Generator(np.random.SFC64(np.random.SeedSequence([arguments.seed, purpose, block])))
-
-
 def plant(arguments: Planted) -> Truth:
-    items = stream(arguments, ITEMS).standard_normal((arguments.num_items, arguments.rank))
+    items = stream(arguments.seed, ITEMS).standard_normal((arguments.num_items, arguments.rank))
     items[:, 0] = MEAN + ITEM_BIAS * items[:, 0]
     items[:, 1:] /= np.sqrt(max(arguments.rank - 1, 1))
     mean, scale = np.zeros(arguments.rank), np.full(arguments.rank, TASTE)
@@ -115,5 +108,5 @@ def plant(arguments: Planted) -> Truth:
 
 
 def draw_users(truth: Truth, block: int) -> np.ndarray:
-    drawn = stream(truth.arguments, USERS, block).standard_normal((BLOCK_CLIENTS, truth.arguments.rank))
+    drawn = stream(truth.arguments.seed, USERS, block).standard_normal((BLOCK_CLIENTS, truth.arguments.rank))
     return (truth.user_mean + truth.user_scale * drawn).astype(np.float32)

@@ -42,22 +42,22 @@ def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.n
 
     It depends on the seed, the client's id and its number of rows, never on which other clients there are.
     """
-    streams = _mix(_fingerprints(client_ids) ^ _mix(np.array([seed % 2**64], np.uint64)))
-    keys = _mix(np.repeat(streams, counts) + ranks(counts).astype(np.uint64))
+    streams = mix(_fingerprints(client_ids) ^ mix(np.array([seed % 2**64], np.uint64)))
+    keys = mix(np.repeat(streams, counts) + ranks(counts).astype(np.uint64))
     return np.lexsort((keys, owners(counts)))
 
 
 def _fingerprints(ids: np.ndarray) -> np.ndarray:
     if ids.dtype.kind != "U":
-        return _mix(ids.astype(np.int64).view(np.uint64))
+        return mix(ids.astype(np.int64).view(np.uint64))
     codes = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.uint64)
     prints = np.zeros(len(ids), np.uint64)
     for column in codes.T:  # a character at a time; the zero padding of shorter ids changes nothing
-        prints = np.where(column == 0, prints, _mix(prints ^ column))
+        prints = np.where(column == 0, prints, mix(prints ^ column))
     return prints
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def mix(values: np.ndarray) -> np.ndarray:
     """SplitMix64, which wraps around on purpose."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

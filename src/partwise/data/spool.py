@@ -1,4 +1,4 @@
-"""Columns that grow on disk while their length is not yet known."""
+"""Columns that grow, on disk or in memory, while their length is not yet known."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from partwise.types import UserError
 
 CHUNK_BYTES = 1 << 23
+BYTES_AT_ONCE = 1 << 26
 
 
 class Layout(NamedTuple):
@@ -19,6 +20,20 @@ class Layout(NamedTuple):
 
     dtype: np.dtype
     shape: tuple[int, ...]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+def layouts_of(columns: Mapping[str, np.ndarray]) -> dict[str, Layout]:
+    return {name: Layout(values.dtype, values.shape[1:]) for name, values in columns.items()}
+
+
+def rows_at_once(layouts: Mapping[str, Layout], most: int) -> int:
+    """At most `most` rows, and fewer where rows are so wide (images) that those would fill the memory."""
+    row_bytes = sum(layout.row_bytes for layout in layouts.values())
+    return max(1, min(most, BYTES_AT_ONCE // max(row_bytes, 1)))
 
 
 class Spool:
@@ -31,15 +46,11 @@ class Spool:
         self._files: dict[str, Any] = {}
 
     def append(self, columns: Mapping[str, np.ndarray]) -> None:
-        layouts = {name: Layout(values.dtype, values.shape[1:]) for name, values in columns.items()}
+        layouts = layouts_of(columns)
         if not self._files:
             self.layouts = layouts
             self._files = {name: self._path(k).open("wb") for k, name in enumerate(layouts)}
-        if layouts != self.layouts:
-            raise UserError(
-                f"the rows from {self.num_rows} on have columns {_words(layouts)}, those before "
-                f"{_words(self.layouts)}: give every batch the same columns and types"
-            )
+        _check_same(layouts, self.layouts, self.num_rows)
         for name, values in columns.items():
             np.ascontiguousarray(values).tofile(self._files[name])
         self.num_rows += len(next(iter(columns.values())))
@@ -55,10 +66,10 @@ class Spool:
 
     def read(self, name: str, first: int, last: int) -> np.ndarray:
         """These rows of a column."""
-        dtype, shape = self.layouts[name]
-        width = int(np.prod(shape, dtype=np.int64))
-        place, count = first * width * dtype.itemsize, (last - first) * width
-        return np.fromfile(self._flushed(name), dtype, count, offset=place).reshape(-1, *shape)
+        layout = self.layouts[name]
+        count = (last - first) * layout.row_bytes // layout.dtype.itemsize
+        values = np.fromfile(self._flushed(name), layout.dtype, count, offset=first * layout.row_bytes)
+        return values.reshape(-1, *layout.shape)
 
     def copy(self, name: str, path: Path, place: int) -> None:
         """Write the whole column into an existing file from byte `place` on, without holding it in memory."""
@@ -72,6 +83,40 @@ class Spool:
 
     def _path(self, index: int) -> Path:
         return self.folder / f"spool-{index}.raw"
+
+
+class Pile:
+    """Columns that grow in memory. Their bytes are stretched in place, not joined from parts in the end."""
+
+    def __init__(self):
+        self.layouts: dict[str, Layout] = {}
+        self.num_rows = 0
+        self._bytes: dict[str, bytearray] = {}
+
+    def append(self, columns: Mapping[str, np.ndarray]) -> None:
+        layouts = layouts_of(columns)
+        if not self._bytes:
+            self.layouts = layouts
+            self._bytes = {name: bytearray() for name in layouts}
+        _check_same(layouts, self.layouts, self.num_rows)
+        for name, values in columns.items():
+            self._bytes[name] += np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+        self.num_rows += len(next(iter(columns.values())))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns, not copied; nothing can be appended after that."""
+        return {
+            name: np.frombuffer(held, self.layouts[name].dtype).reshape(-1, *self.layouts[name].shape)
+            for name, held in self._bytes.items()
+        }
+
+
+def _check_same(layouts: Mapping[str, Layout], before: Mapping[str, Layout], num_rows: int) -> None:
+    if layouts != before:
+        raise UserError(
+            f"the rows from {num_rows} on have columns {_words(layouts)}, those before {_words(before)}: "
+            "give every batch the same columns and types"
+        )
 
 
 def _words(layouts: Mapping[str, Layout]) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from partwise.data.checks import check_known, clean_columns, factorize
+from partwise.data.checks import check_known, check_sortable, clean_columns, factorize
 from partwise.data.folder import Block, read_folder, write_folder
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
+from partwise.data.spool import layouts_of, rows_at_once
 from partwise.types import UserError, nearest
 
 ROWS_PER_BLOCK = 1 << 20
@@ -169,7 +170,7 @@ class ClientStore:
         rows = row_indices(self.starts, self.counts)
         if by is None:
             return self._pack(rows[shuffle_order(self.client_ids, self.counts, int(seed or 0))])
-        check_known([by], self.columns)
+        check_sortable(by, self.columns)
         return self._pack(rows[np.lexsort((self.columns[by][rows], owners(self.counts)))])
 
     def pool(self) -> ClientStore:
@@ -181,8 +182,8 @@ class ClientStore:
         )
 
     def blocks(self, max_rows: int = ROWS_PER_BLOCK) -> Iterator[Block]:
-        """All clients in order, in packed blocks of about `max_rows` rows."""
-        for part in row_blocks(self.counts, max_rows):
+        """All clients in order, in packed blocks of about `max_rows` rows, or fewer if rows are wide."""
+        for part in row_blocks(self.counts, rows_at_once(layouts_of(self.columns), max_rows)):
             store = self.gather(np.arange(part.start, part.stop))
             yield Block(store.client_ids, store.counts, store.columns)
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, choose_keys, send
+from partwise.algorithms.device import Device, send
 from partwise.config.algorithms import Prepared
 from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
@@ -52,8 +52,9 @@ def check_fit(prepared: Prepared, config: Config) -> None:
         return
     examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
     rng = round_rng(config.seed, INIT_ROUND)
-    keys = choose_keys(algorithm.partition, examples)
-    Device(algorithm).check(send(algorithm.partition, init_params(algorithm, rng), keys, rng), examples)
+    device = Device(algorithm)
+    keys = device.ask(examples).keys
+    device.check(send(algorithm.partition, init_params(algorithm, rng), keys, rng), examples)
 
 
 def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from partwise.algorithms.base import whole_model
 from partwise.config.options import explain_options
 from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
 from partwise.experiments.resolve import resolve
 from partwise.model.partition import DEFAULT, Description
-from partwise.selection.keys import mean_keys, own_keys
+from partwise.selection.choose import choose_all, mean_keys
+from partwise.selection.keys import client_numbers, own_keys
 from partwise.tasks import defaults_for, find_task
 
 SAMPLE = 1000  # clients whose keys are counted
@@ -23,7 +25,9 @@ def describe(name: str, data: str | None, changes: Mapping[str, Any]) -> dict[st
     task, _ = resolve(name, data, changes)
     partition = task.personal.partition
     sample = task.train.select(task.personal.columns).gather(np.arange(min(SAMPLE, task.train.num_clients)))
-    lines = partition.describe(mean_keys(own_keys(sample, partition)[0]))
+    numbers = client_numbers(sample.client_ids)
+    own, choices = own_keys(sample, partition)[0], whole_model(partition)
+    lines = partition.describe(mean_keys(choose_all(own, partition.all_keys, choices, numbers)))
     stores = {"train": task.train, "validation": task.validation, "test": task.test}
     return {
         "task": name,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.device import Device, choose_keys, send
+from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
 from partwise.config.algorithms import evaluation_build
 from partwise.config.settings import Config
@@ -64,7 +64,7 @@ class Personal:
         """The local part, from fresh values or (to refresh it) from the one there was."""
         if local is not None:
             self._check_local(local)
-        return self.device.personalize(self._message(examples), examples, local)
+        return self.device.personalize(self._message(examples), examples, local=local)
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
         """The model's output for each example."""
@@ -87,7 +87,7 @@ class Personal:
     def _message(self, examples: ClientStore) -> bytes:
         """What the client would fetch: here from the model at hand."""
         partition = self.setting.partition
-        return send(partition, self.params, choose_keys(partition, examples), self.rng)
+        return send(partition, self.params, self.device.ask(examples).keys, self.rng)
 
     def columns_in(self, path: str | Path) -> tuple[str, ...]:
         """The model's columns that a file has: its keys, which it must have, and others that can be read."""

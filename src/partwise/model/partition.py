@@ -12,14 +12,15 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
 from partwise import tree
+from partwise.model.psi import PSIS, Psi, take
 from partwise.model.spec import Model
-from partwise.types import Params, UserError, nearest
+from partwise.types import Params, UserError, nearest, unknown
 
 Initial = Literal["random", "zero", "learned"]
 Twin = Literal["add", "average"]
@@ -35,10 +36,20 @@ class Role:
     axis: int = 0
     initial: Initial = "random"
     twin: Twin | None = None
+    block: int = 1
+    interleaved: bool = False
+    whole: bool = False
+    fill: float = 0.0
+    psi: Psi = take
 
     def __str__(self) -> str:
         if self.kind == "keyed":
-            return f"keyed({self.space})" if self.axis == 0 else f"keyed({self.space}, axis={self.axis})"
+            given = {"axis": self.axis, "block": self.block, "psi": self.psi.name}
+            plain = {"axis": 0, "block": 1, "psi": "take"}
+            return (
+                ", ".join([f"keyed({self.space}", *(f"{k}={v}" for k, v in given.items() if v != plain[k])])
+                + ")"
+            )
         if self.kind == "local" and self.initial != "random":
             return f"local(initial={self.initial})"
         return f"shared(twin={self.twin})" if self.twin else self.kind
@@ -50,17 +61,53 @@ def shared(twin: Twin | None = None) -> Role:
     With a twin, every client also has a local leaf of that shape, added to or averaged with the shared one
     (the patent's overlapping parts); it starts where it changes nothing.
     """
+    if twin not in (None, *get_args(Twin)):
+        raise unknown("twin of a shared parameter", twin, get_args(Twin))
     return Role("shared", twin=twin)
 
 
-def keyed(space: str, axis: int = 0) -> Role:
-    """A client is sent, and trains, only the slices of its keys in `space` along `axis`."""
-    return Role("keyed", space=space, axis=axis)
+def keyed(
+    space: str,
+    axis: int = 0,
+    *,
+    block: int = 1,
+    interleaved: bool = False,
+    whole: bool = False,
+    fill: float = 0.0,
+    psi: Psi | str = take,
+) -> Role:
+    """A client is sent, and trains, only the slices of its keys in `space` along `axis`.
+
+    block:       entries along the axis that belong to one key: neighbours (many words in one bucket), or, if
+                 `interleaved`, every K-th (the inputs of a layer after flattened filters)
+    whole:       the loss looks at all of a client's slice, not only at the entries that its examples name
+                 (outputs of a softmax); leaves of a space that no column names are so anyway
+    fill:        what stands where a client has fewer keys than the largest (a bias of -1e9 under a softmax)
+    psi:         what travels for a key: take, float16 or int8, or a Psi of one's own
+    """
+    if isinstance(psi, str):
+        if psi not in PSIS:
+            raise UserError(f"psi must be one of {', '.join(PSIS)} or a Psi, not '{psi}'")
+        psi = PSIS[psi]
+    if block < 1:
+        raise UserError(f"a key owns at least one entry of an axis, not block={block}")
+    return Role(
+        "keyed",
+        space=space,
+        axis=axis,
+        block=block,
+        interleaved=interleaved,
+        whole=whole,
+        fill=fill,
+        psi=psi,
+    )
 
 
 def local(initial: Initial = "random") -> Role:
     """Never leaves the client. It starts from the model's own random values, from zero, or from a default
     that the clients learn together (FedRecon, footnote 2)."""
+    if initial not in get_args(Initial):
+        raise unknown("initial value of a local parameter", initial, get_args(Initial))
     return Role("local", initial=initial)
 
 
@@ -113,7 +160,20 @@ class Partition:
     def num_keys(self, space: str) -> int:
         """How many keys the space has."""
         path = self.spaces[space][0]
-        return self.shapes[path].shape[self.roles[path].axis]
+        return self.shapes[path].shape[self.roles[path].axis] // self.roles[path].block
+
+    @property
+    def all_keys(self) -> dict[str, int]:
+        """Key space -> how many keys it has."""
+        return {space: self.num_keys(space) for space in self.spaces}
+
+    def is_whole(self, space: str) -> bool:
+        """Whether steps work on all of a client's slice (else: on the rows of the batch's ids)."""
+        return not self.columns[space] or any(self.roles[path].whole for path in self.spaces[space])
+
+    def block(self, space: str) -> int:
+        """How many ids of the space's columns share a key."""
+        return self.roles[self.spaces[space][0]].block if self.columns[space] else 1
 
     def server_leaves(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The leaves that the server stores, out of a larger mapping. A learned default that was not trained is
@@ -135,7 +195,7 @@ class Partition:
                 if role.initial == "learned":
                     server[DEFAULT + path] = leaf
             else:
-                server[path] = jnp.moveaxis(leaf, role.axis, 0) if role.kind == "keyed" else leaf
+                server[path] = to_rows(role, leaf) if role.kind == "keyed" else leaf
                 if role.twin:
                     own[path] = neutral_twin(role, leaf)
         return server, own
@@ -149,7 +209,7 @@ class Partition:
         if role.kind == "local":
             return own[path]
         if role.kind == "keyed":
-            return jnp.moveaxis(server[path], 0, role.axis)
+            return from_rows(role, server[path])
         if role.twin and path in own:
             total = server[path] + own[path]
             return total if role.twin == "add" else total / 2
@@ -166,11 +226,38 @@ class Partition:
             role, leaf = self.roles[path], self.shapes[path]
             size = tree.num_bytes(leaf.shape, leaf.dtype)
             if role.kind == "keyed":
-                share = keys_per_client.get(role.space, self.num_keys(role.space)) / leaf.shape[role.axis]
-                size = round(size * share)
-            down = 0 if role.kind == "local" and role.initial != "learned" else size
-            lines.append(Description(path, leaf.shape, str(role), down, 0 if role.kind == "frozen" else down))
+                keys = keys_per_client.get(role.space, self.num_keys(role.space))
+                down, up = round(keys * self.row_bytes(path)), round(size * keys / self.num_keys(role.space))
+            else:
+                down = 0 if role.kind == "local" and role.initial != "learned" else size
+                up = 0 if role.kind == "frozen" else down
+            lines.append(Description(path, leaf.shape, str(role), down, up))
         return lines
+
+    def row_bytes(self, path: str) -> int:
+        """Bytes that a client is sent for one key of a keyed leaf."""
+        role, leaf = self.roles[path], self.shapes[path]
+        rows = jax.eval_shape(lambda x: to_rows(role, x), leaf)
+        return role.psi.row_bytes(rows.shape[1:], leaf.dtype)
+
+
+def to_rows(role: Role, leaf: Any) -> Any:
+    """A keyed leaf with one row per key: [keys, ...], or [keys, block, ...]."""
+    leaf = jnp.moveaxis(leaf, role.axis, 0)
+    if role.block == 1:
+        return leaf
+    keys, rest = leaf.shape[0] // role.block, leaf.shape[1:]
+    if role.interleaved:
+        return jnp.swapaxes(leaf.reshape(role.block, keys, *rest), 0, 1)
+    return leaf.reshape(keys, role.block, *rest)
+
+
+def from_rows(role: Role, rows: Any) -> Any:
+    """Some rows as the leaf that a model sees; inverse of `to_rows`."""
+    if role.block > 1:
+        rows = jnp.swapaxes(rows, 0, 1) if role.interleaved else rows
+        rows = rows.reshape(-1, *rows.shape[2:])
+    return jnp.moveaxis(rows, 0, role.axis)
 
 
 def neutral_twin(role: Role, leaf: Any) -> Any:
@@ -242,7 +329,24 @@ def _check_spaces(result: Partition) -> None:
                 raise UserError(
                     f"'{path}' has shape {shape} and no axis {axis} to cut by key space '{space}'"
                 )
-        lengths = {path: result.shapes[path].shape[result.roles[path].axis] for path in paths}
+            length, block = shape[axis], result.roles[path].block
+            if length % block:
+                raise UserError(
+                    f"'{path}' has {length} entries along axis {axis}, which blocks of {block} do not divide"
+                )
+        lengths = {
+            path: result.shapes[path].shape[result.roles[path].axis] // result.roles[path].block
+            for path in paths
+        }
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{path}: {length}" for path, length in lengths.items())
-            raise UserError(f"key space '{space}' cuts leaves of different length ({shown})")
+            raise UserError(
+                f"key space '{space}' cuts leaves of different length, in keys ({shown}). If one key owns several "
+                f"entries of a leaf, say how many with keyed(..., block=...)"
+            )
+        blocks = {(result.roles[path].block, result.roles[path].interleaved) for path in paths}
+        if result.columns[space] and (len(blocks) > 1 or any(interleaved for _, interleaved in blocks)):
+            raise UserError(
+                f"the columns {', '.join(result.columns[space])} name keys of space '{space}' by id, so all its "
+                f"leaves must have the same block of neighbours (or none): {', '.join(paths)}"
+            )

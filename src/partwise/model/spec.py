@@ -51,3 +51,9 @@ class Model(NamedTuple):
 def squared_error(outputs: jax.Array, batch: Batch, target: str) -> jax.Array:
     """Per-example squared error against the column `target`."""
     return jnp.square(outputs - batch[target])
+
+
+def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
+    """Rows of a table by id; zeros where the id is -1: nothing, or outside the client's slice."""
+    rows = table[jnp.maximum(ids, 0)]
+    return jnp.where((ids >= 0).reshape(*ids.shape, *[1] * (rows.ndim - ids.ndim)), rows, 0)

@@ -39,40 +39,101 @@ def receive(partition: Partition, server: Mapping[str, jax.Array]) -> Received:
 
 
 class Keys(NamedTuple):
-    """The keys of one client in one space: `rows[start + p]` is the table row of its key number p."""
+    """The keys of one client in one space: `rows[start + p]` is the table row of its key number p.
 
-    rows: jax.Array  # [sum of keys] of all clients at hand
+    Where keys are chosen anew in every round, examples hold positions among the client's *own* keys, and
+    `place[place_start + p]` is the number among those it asked for (-1: not among them).
+    """
+
+    rows: jax.Array | None  # [sum of keys] of all clients at hand; None: all rows of the table, in order
     start: jax.Array  # where this client's keys begin
     count: jax.Array  # how many it has
     capacity: int  # the most that any client has
+    place: jax.Array | None = None
+    place_start: jax.Array | int = 0
+    complete: bool = True  # every id of the client's examples is among its keys
 
 
-def own_rows(keys: Keys, first: jax.Array, size: int, num_rows: int) -> jax.Array:
+def own_rows(keys: Keys, first: jax.Array | int, size: int, num_rows: int) -> jax.Array:
     """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
     position = first + jnp.arange(size)
-    rows = keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
+    rows = position if keys.rows is None else _row(keys, position)
     return jnp.where(position < keys.count, rows, num_rows)
+
+
+def _row(keys: Keys, position: jax.Array) -> jax.Array:
+    if keys.rows is None:
+        return position
+    return keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
+
+
+def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> jax.Array:
+    """A client's slice of a keyed leaf as it received it [capacity, ...], filled up past its last key."""
+    role = partition.roles[path]
+    if keys.rows is None:
+        return role.psi.received(table)
+    rows = own_rows(keys, 0, keys.capacity, table.shape[0])
+    taken = role.psi.received(table.at[rows].get(mode="fill", fill_value=0))
+    if role.fill == 0:
+        return taken
+    return jnp.where(is_key(keys, taken.ndim), taken, jnp.asarray(role.fill, taken.dtype))
+
+
+def is_key(keys: Keys, ndim: int) -> jax.Array:
+    """Which rows of a slice are keys and not padding, to be broadcast against the slice."""
+    return (jnp.arange(keys.capacity) < keys.count).reshape(-1, *[1] * (ndim - 1))
 
 
 class BatchRows(NamedTuple):
     """The rows a batch needs, by key space, and the batch with its ids re-numbered to them."""
 
-    positions: dict[str, jax.Array]  # space -> [r] position among the client's own keys
+    positions: dict[str, jax.Array]  # space -> [r] position among the client's keys; -1: none
     batch: Batch
+    mask: jax.Array  # [B]: the example is real, and what it is about is in the slice
 
 
-def batch_rows(partition: Partition, batch: Batch, positions: Mapping[str, jax.Array]) -> BatchRows:
-    """Select the second time: one row for every id that occurs in the batch (repeats included)."""
-    own, renumbered = {}, dict(batch)
+def batch_rows(
+    partition: Partition,
+    batch: Batch,
+    positions: Mapping[str, jax.Array],
+    mask: jax.Array,
+    keys: Mapping[str, Keys],
+) -> BatchRows:
+    """Select the second time: one row for every id that occurs in the batch (repeats included); or, where steps
+    work on the whole slice, the ids as positions in it.
+
+    An id outside the client's slice becomes -1. Where a column holds one id per example, that is what the
+    example is about, and the example is left out.
+    """
+    needed, renumbered = {}, dict(batch)
     for space in partition.spaces:
-        names = partition.columns[space]
-        own[space] = jnp.concatenate([positions[name].ravel() for name in names])
-        offset = 0
-        for name in names:
-            size = positions[name].size
-            renumbered[name] = offset + jnp.arange(size).reshape(positions[name].shape)
-            offset += size
-    return BatchRows(own, renumbered)
+        block, own, offset = partition.block(space), keys[space], 0
+        parts = []
+        for name in partition.columns[space]:
+            at = _asked(positions[name], own, block)
+            if not own.complete and at.ndim == 1:
+                mask = mask & (at >= 0)
+            if partition.is_whole(space):
+                renumbered[name] = at
+                continue
+            number = offset + jnp.arange(at.size).reshape(at.shape)
+            number = number * block + at % block if block > 1 else number
+            may_miss = at.ndim > 1 or not own.complete
+            renumbered[name] = jnp.where(at >= 0, number, -1) if may_miss else number
+            parts.append((jnp.where(at >= 0, at // block, -1) if block > 1 else at).ravel())
+            offset += at.size
+        if parts:
+            needed[space] = jnp.concatenate(parts)
+    return BatchRows(needed, renumbered, mask)
+
+
+def _asked(positions: jax.Array, keys: Keys, block: int) -> jax.Array:
+    """Positions among the keys that the client asked for."""
+    if keys.place is None:
+        return positions
+    last = keys.place.shape[0] - 1
+    at = keys.place[jnp.clip(keys.place_start + positions // block, 0, last)]
+    return jnp.where((positions >= 0) & (at >= 0), at * block + positions % block, -1)
 
 
 def gather(
@@ -82,14 +143,16 @@ def gather(
     need: BatchRows,
     keys: Mapping[str, Keys],
 ) -> dict[str, jax.Array]:
-    """The rows a batch needs: as received, plus the client's own change of them (if it has any yet)."""
+    """The rows a batch needs: as received, plus the client's own change of them (if it has any yet). No row: 0."""
     result = {}
     for path, table in tables.items():
-        space = partition.roles[path].space
-        positions, own = need.positions[space], keys[space]
-        rows = table[own.rows[own.start + positions]]
+        role = partition.roles[path]
+        positions, own = need.positions[role.space], keys[role.space]
+        rows = role.psi.received(table[_row(own, positions)])
         if path in deltas:
             rows = rows + deltas[path][positions]
+        if not own.complete or any(need.batch[name].ndim > 1 for name in partition.columns[role.space]):
+            rows = jnp.where((positions >= 0).reshape(-1, *[1] * (rows.ndim - 1)), rows, 0)
         result[path] = rows
     return result
 
@@ -97,11 +160,13 @@ def gather(
 def scatter(
     partition: Partition, into: Mapping[str, jax.Array], rows: Mapping[str, jax.Array], need: BatchRows
 ) -> dict[str, jax.Array]:
-    """Add rows of a batch to deltas at the client's positions; repeated ids add up."""
-    return {
-        path: into[path].at[need.positions[partition.roles[path].space]].add(rows[path], mode="drop")
-        for path in into
-    }
+    """Add rows of a batch to deltas at the client's positions; repeated ids add up, no id adds nothing."""
+    result = {}
+    for path, delta in into.items():
+        positions = need.positions[partition.roles[path].space]
+        at = jnp.where(positions >= 0, positions, delta.shape[0])
+        result[path] = delta.at[at].add(rows[path], mode="drop")
+    return result
 
 
 def empty_deltas(

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from partwise.algorithms.base import Algorithm, Build
+from partwise.algorithms.base import Algorithm, Build, whole_model
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums, over_clients, over_examples, to_host
 from partwise.model.spec import Model
+from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
 from partwise.simulation.loop import round_rng
@@ -44,11 +45,12 @@ class Evaluator:
         self.algorithm: Algorithm = build(self.rates)
         self.mesh = make_mesh()
         stores = (store, *others)
-        capacities = [stage.capacities_of(each, self.algorithm.partition) for each in stores]
+        self._choose = whole_model(self.algorithm.partition)
+        capacities = [stage.capacities_of(each, self.algorithm.partition, self._choose) for each in stores]
         self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
         self._size = max(min(CLIENTS_PER_CALL, each.num_clients) for each in stores)
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
-        self._program = _compile(build, self.mesh, self._capacities)
+        self._program = _compile(build, self.mesh, self._capacities, self._choose)
         self._staged: tuple[Any, stage.Plan] | None = None
 
     def of(self, store: ClientStore) -> Evaluator:
@@ -87,12 +89,19 @@ class Evaluator:
             return self._staged
         size, num_rows = self._size, self._num_rows
         positions = np.arange(first, min(first + size, self.store.num_clients))
-        population = stage.populate(self.store.gather(positions), self.algorithm.partition)
+        partition = self.algorithm.partition
+        population = stage.populate(self.store.gather(positions), partition, self._choose)
         cohort = np.full((1, size), -1)
         cohort[0, : len(positions)] = np.arange(len(positions))
         plan = stage.plan(population, cohort, self.mesh.size, min(LANES, -(-size // self.mesh.size)))
-        values = stage.values_per_example(self.store, self.algorithm.partition)
-        room = {space: min(num_rows * values[space], size * self._capacities[space]) for space in values}
+        plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
+        values = stage.values_per_example(self.store, partition)
+        room = {
+            space: self._capacities[space]
+            if self._choose[space].name == "all"
+            else min(num_rows * values[space], size * self._capacities[space])
+            for space in values
+        }
         shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
         self._staged = (jax.device_put(shelf, everywhere(self.mesh)), plan)
         return self._staged
@@ -105,7 +114,7 @@ def _largest_block(store: ClientStore, size: int) -> int:
     return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
 
 
-def _compile(build: Build, mesh: Any, capacities: Mapping[str, int]) -> Any:
+def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice]) -> Any:
     def on_device(
         rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
     ) -> Any:
@@ -115,7 +124,7 @@ def _compile(build: Build, mesh: Any, capacities: Mapping[str, int]) -> Any:
 
         def chunk(carry: None, share: stage.Plan) -> tuple[None, Any]:
             lane = lambda slot: algorithm.evaluate(
-                lane_client(algorithm, received, shelf, slot, share.longest, rng, capacities)
+                lane_client(algorithm, received, shelf, slot, share.longest, rng, capacities, choose)
             )
             return carry, jax.vmap(lane)(share.slots)
 

@@ -42,6 +42,7 @@ class Record(NamedTuple):
     loss: float  # mean over the batches that clients trained on
     bytes_down: int
     bytes_up: int
+    missed: int  # ids of the clients' examples that are not among the keys they asked for
     empty: int  # clients with no query example
     dropped: int
     too_small: int
@@ -57,6 +58,7 @@ class _Call(NamedTuple):
     population: stage.Population
     shelf: Any
     plan: stage.Plan
+    missed: np.ndarray
 
 
 class Simulation:
@@ -85,10 +87,11 @@ class Simulation:
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
         self._population, self._shelf = self._settle()
+        choose = self.algorithm.choose
+        self._key_capacities = stage.capacities_of(store, self.partition, choose, self._population)
         self._cut_tables = not self._whole_tables()
         self.rounds_per_call = rounds_per_call if self.resident else self._affordable(rounds_per_call)
         self._capacity: dict[str, int] = {}
-        self._key_capacities = stage.capacities_of(store, self.partition)
         self._rounds = compile_rounds(build, self.mesh, self._key_capacities)
 
     # Where the data lives
@@ -99,7 +102,7 @@ class Simulation:
         self.resident = size * self.store.num_examples <= RESIDENT_BYTES
         if not self.resident:
             return None, None
-        population = stage.populate(self.store, self.partition)
+        population = stage.populate(self.store, self.partition, self.algorithm.choose)
         return population, jax.device_put(stage.shelve(population), everywhere(self.mesh))
 
     def _whole_tables(self) -> bool:
@@ -107,9 +110,10 @@ class Simulation:
         if not self.algorithm.optimizer.row_sparse:
             return True
         mean = self.store.num_examples / max(self.store.num_clients, 1)
+        values = stage.values_per_example(self.store, self.partition)
+        asked = lambda space: min(self._key_capacities[space], mean * max(values[space], 1))
         return all(
-            self.partition.num_keys(space)
-            <= 4 * self.recruiting.size * mean * len(self.partition.columns[space])
+            self.partition.num_keys(space) <= 4 * self.recruiting.size * asked(space)
             for space in self.partition.spaces
         )
 
@@ -163,16 +167,23 @@ class Simulation:
             row[: len(cohort.clients)] = cohort.clients
         population, shelf = self._population, self._shelf
         if population is None:
-            population = stage.populate(self.store.gather(chosen[chosen >= 0]), self.partition)
+            gathered = self.store.gather(chosen[chosen >= 0])
+            population = stage.populate(gathered, self.partition, self.algorithm.choose)
             chosen[chosen >= 0] = np.arange(population.store.num_clients)
             shelf = self._padded(stage.shelve(population))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
+        asked = stage.ask(population, self.partition, self.algorithm.choose, plan, self.seed, first)
         if self._cut_tables:
-            plan, keys, tables = stage.cut(population, plan)
-            plan = plan._replace(tables={space: self._stacked(space, rows) for space, rows in tables.items()})
-            room = {space: self._room(f"keys {space}", len(rows)) for space, rows in keys.items()}
-            shelf = shelf._replace(keys={space: stage.pad(rows, room[space]) for space, rows in keys.items()})
-        return _Call(first, cohorts, population, shelf, plan)
+            asked, rows = stage.cut(population, asked)
+            tables = {space: self._stacked(space, each) for space, each in rows.items()}
+            asked = asked._replace(plan=asked.plan._replace(tables=tables))
+        keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}
+        places = {space: self._filled(f"places {space}", each) for space, each in asked.places.items()}
+        shelf = shelf._replace(keys=shelf.keys | keys, places=places)
+        return _Call(first, cohorts, population, shelf, asked.plan, asked.missed)
+
+    def _filled(self, name: str, array: np.ndarray) -> np.ndarray:
+        return stage.pad(array, self._room(name, len(array)))
 
     def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
         """The rows of every round's table [rounds, room], filled up with a row that does not exist."""
@@ -201,19 +212,22 @@ class Simulation:
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
-        rows = sum(
-            slots.key_count[space].sum()
-            * tree.num_bytes(self.state.params[path].shape[1:], self.state.params[path].dtype)
-            for space, paths in self.partition.spaces.items()
-            for path in paths
+        keyed = {
+            path: slots.key_count[self.partition.roles[path].space].sum()
+            for path in self.partition.of("keyed")
+        }
+        row_bytes = lambda path: tree.num_bytes(
+            self.state.params[path].shape[1:], self.state.params[path].dtype
         )
+        rows_down = sum(count * self.partition.row_bytes(path) for path, count in keyed.items())
+        rows_up = sum(count * row_bytes(path) for path, count in keyed.items())
         fixed = {
             path: leaf.nbytes
             for path, leaf in self.state.params.items()
             if path not in self.partition.of("keyed")
         }
         frozen = sum(fixed[path] for path in self.partition.of("frozen"))
-        down = int(real.sum() * sum(fixed.values()) + rows)
+        sent = int(real.sum()) * sum(fixed.values())
         loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")
         return Record(
             round=call.first + i + 1,
@@ -221,8 +235,9 @@ class Simulation:
             clients=int(outcome.clients[i]),
             examples=int(slots.count.sum()),
             loss=float(loss),
-            bytes_down=down,
-            bytes_up=int(down - real.sum() * frozen),
+            bytes_down=int(sent + rows_down),
+            bytes_up=int(sent - real.sum() * frozen + rows_up),
+            missed=int(call.missed[i]),
             empty=int((real & (outcome.weights[i] == 0) & ~broken).sum()),
             dropped=call.cohorts[i].dropped,
             too_small=call.cohorts[i].too_small,

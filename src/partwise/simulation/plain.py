@@ -14,7 +14,7 @@ import jax
 from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
 from partwise.algorithms.base import Algorithm, Build, init_params
-from partwise.algorithms.device import Device, choose_keys, read_report, send
+from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.server import ServerState
@@ -29,6 +29,7 @@ class PlainRound(NamedTuple):
     total: Total
     bytes_down: int
     bytes_up: int
+    missed: int
     empty: int
     broken: tuple[Any, ...]
 
@@ -40,32 +41,34 @@ def plain_round(
     store: ClientStore,
     clients: Sequence[int],
     rng: jax.Array,
+    seed: int = 0,
+    round_number: int = 0,
 ) -> PlainRound:
-    """One round with the clients at these positions of the store."""
+    """One round with the clients at these positions of the store; their choice of keys hangs on seed and round."""
     partition = algorithm.partition
     total = zero_total(
         partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
     )
-    down, up, empty, broken = 0, 0, 0, []
+    down, up, missed, empty, broken = 0, 0, 0, 0, []
     for position in clients:
         examples, name = store.gather([position]), store.client_ids[position].item()
         try:
-            keys = choose_keys(partition, examples)
-            message = send(partition, state.params, keys, rng)
-            answer = device.report(message, examples)
+            asked = device.ask(examples, seed, round_number)
+            message = send(partition, state.params, asked.keys, rng)
+            answer = device.report(message, examples, asked)
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
         report = read_report(answer)
-        down, up = down + len(message), up + len(answer)
+        down, up, missed = down + len(message), up + len(answer), missed + asked.missed
         if not tree.all_finite((report.update, report.weight)):
             broken.append(name)
             continue
         weight = algorithm.aggregator.weigh(report)
         empty += int(weight == 0)
-        total = add_report(partition, total, report, weight, keys)
+        total = add_report(partition, total, report, weight, asked.keys)
     mean = algorithm.aggregator.decode(partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
-    return PlainRound(state, total, down, up, empty, tuple(broken))
+    return PlainRound(state, total, down, up, missed, empty, tuple(broken))
 
 
 class PlainSimulation:
@@ -96,7 +99,14 @@ class PlainSimulation:
             cohort = recruit(self.recruiting, self.store.counts, self.seed, self.round)
             rng = round_rng(self.seed, self.round)
             done = plain_round(
-                self.algorithm, self._device, self.state, self.store, cohort.clients.tolist(), rng
+                self.algorithm,
+                self._device,
+                self.state,
+                self.store,
+                cohort.clients.tolist(),
+                rng,
+                self.seed,
+                self.round,
             )
             self.state, self.round = done.state, self.round + 1
             loss = done.total.loss
@@ -108,6 +118,7 @@ class PlainSimulation:
                 loss=float(loss.value / loss.weight) if loss.weight > 0 else float("nan"),
                 bytes_down=done.bytes_down,
                 bytes_up=done.bytes_up,
+                missed=done.missed,
                 empty=done.empty,
                 dropped=cohort.dropped,
                 too_small=cohort.too_small,

@@ -22,6 +22,7 @@ from partwise.client.batches import Examples
 from partwise.client.state import Client
 from partwise.metrics import Sums, add_sums
 from partwise.model.partition import Partition
+from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server import ServerState
 from partwise.simulation.mesh import AXIS
@@ -48,7 +49,8 @@ class Chunk(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """What the clients of a chunk returned; leaves have a leading lane axis, but `keys.rows` and `most_keys`."""
+    """What the clients of a chunk returned; leaves have a leading lane axis, but those of the shelf and
+    `most_keys`."""
 
     report: Report
     weight: jax.Array
@@ -65,16 +67,32 @@ def lane_client(
     longest: jax.Array,
     rng: jax.Array,
     capacities: Mapping[str, int],
+    choose: Mapping[str, Choice],
 ) -> Client:
     """The client of one lane. Its randomness hangs on the round and on its own number, never on its place."""
-    keys = {
-        space: Keys(rows, slot.key_start[space], slot.key_count[space], capacities[space])
-        for space, rows in shelf.keys.items()
-    }
+    keys = lane_keys(choose, shelf, slot, capacities)
     examples = Examples(shelf.columns, shelf.positions, keys, slot.start, slot.count, longest)
     return Client(
         algorithm.model, algorithm.partition, received, examples, jax.random.fold_in(rng, slot.number)
     )
+
+
+def lane_keys(
+    choose: Mapping[str, Choice], shelf: Shelf, slot: Slots, capacities: Mapping[str, int]
+) -> dict[str, Keys]:
+    """The keys of one lane (or, with a lane axis in the slots, of all)."""
+    return {
+        space: Keys(
+            None if choice.name == "all" else shelf.keys[space],
+            slot.key_start[space],
+            slot.key_count[space],
+            capacities[space],
+            shelf.places.get(space),
+            slot.place_start.get(space, 0),
+            choice.complete,
+        )
+        for space, choice in choose.items()
+    }
 
 
 def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
@@ -114,10 +132,10 @@ def _scatter_lanes(
 ) -> jax.Array:
     """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane."""
     keys = lanes.keys[space]
-    size = min(KEY_BLOCK, keys.capacity)
+    size = keys.capacity if keys.capacity % KEY_BLOCK else KEY_BLOCK
     rows_of = jax.vmap(
         lambda start, count, first: own_rows(
-            Keys(keys.rows, start, count, keys.capacity), first, size, len(summed)
+            keys._replace(start=start, count=count), first, size, len(summed)
         ),
         in_axes=(0, 0, None),
     )
@@ -141,19 +159,19 @@ def one_round(
     """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort."""
     received = receive(algorithm.partition, state.params)
     paths = server.trainable(algorithm.partition, state.params)
+    choose = algorithm.choose
 
     def lane(slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
-        report = algorithm.client(lane_client(algorithm, received, shelf, slot, longest, rng, capacities))
+        report = algorithm.client(
+            lane_client(algorithm, received, shelf, slot, longest, rng, capacities, choose)
+        )
         weight = algorithm.aggregator.weigh(report)
         broken = ~tree.all_finite((report.update, weight))
         return report, jnp.where(broken, 0, weight), broken
 
     def chunk(total: Total, share: Chunk) -> tuple[Total, tuple[jax.Array, jax.Array]]:
         reports, weights, broken = jax.vmap(lane, in_axes=(0, None))(share.slots, share.longest)
-        keys = {
-            space: Keys(rows, share.slots.key_start[space], share.slots.key_count[space], capacities[space])
-            for space, rows in shelf.keys.items()
-        }
+        keys = lane_keys(choose, shelf, share.slots, capacities)
         lanes = Lanes(reports, weights, broken, keys, share.most_keys)
         return _add_lanes(total, lanes, algorithm.partition), (weights, broken & (share.slots.count > 0))
 

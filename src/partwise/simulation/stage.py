@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.data.ragged import offsets, row_indices
+from partwise.data.ragged import offsets, owners, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
+from partwise.selection.choose import Asking, Choice, Chosen, streams
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
 
+Choices = Mapping[str, Choice]
 KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
 
 
@@ -24,8 +26,9 @@ class Shelf(NamedTuple):
     """Examples and keys of many clients, packed; the same for all lanes."""
 
     columns: dict[str, Any]  # but those that hold keys
-    positions: dict[str, Any]  # of those: the key's number among its client's keys
+    positions: dict[str, Any]  # of those: where the id lies among its client's keys, -1 for nothing
     keys: dict[str, Any]  # space -> table rows of all clients' keys
+    places: dict[str, Any]  # space that is chosen anew every round -> own key to asked key, of all clients
 
 
 class Slots(NamedTuple):
@@ -37,6 +40,7 @@ class Slots(NamedTuple):
     count: Any
     key_start: Mapping[str, Any]
     key_count: Mapping[str, Any]
+    place_start: Mapping[str, Any]
 
 
 class Plan(NamedTuple):
@@ -56,23 +60,40 @@ class Population(NamedTuple):
 
     store: ClientStore  # packed
     numbers: np.ndarray
-    keys: Mapping[str, OwnKeys]
-    positions: Mapping[str, np.ndarray]
+    own: Mapping[str, OwnKeys]
+    chosen: Mapping[str, Chosen]  # where the choice is the same in every round
+    positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
 
 
-def key_capacity(most: int) -> int:
-    """Room for so many keys: whole blocks, if there is more than one."""
+class Asked(NamedTuple):
+    """What the clients of a plan ask for, in the spaces where that is not on the shelf already."""
+
+    plan: Plan
+    keys: Mapping[str, np.ndarray]
+    places: Mapping[str, np.ndarray]
+    missed: np.ndarray  # [rounds]: how many ids of the clients' examples are outside their slices
+
+
+def key_capacity(most: int, partition: Partition, space: str) -> int:
+    """Room for so many keys: whole blocks, if there is more than one and steps do not work on the slice."""
     most = max(int(most), 1)
-    return most if most <= KEY_BLOCK else -(-most // KEY_BLOCK) * KEY_BLOCK
+    whole = most <= KEY_BLOCK or partition.is_whole(space)
+    return most if whole else -(-most // KEY_BLOCK) * KEY_BLOCK
 
 
-def capacities_of(store: ClientStore, partition: Partition) -> dict[str, int]:
-    """Room for the keys of any client of a store, by space, without a look at its rows."""
+def capacities_of(
+    store: ClientStore, partition: Partition, choices: Choices, population: Population | None = None
+) -> dict[str, int]:
+    """Room for the keys of any client, by space: what the population has, or without a look at its rows."""
     longest = int(store.counts.max(initial=1))
-    return {
-        space: key_capacity(min(longest * values, partition.num_keys(space)))
-        for space, values in values_per_example(store, partition).items()
-    }
+    capacities = {}
+    for space, values in values_per_example(store, partition).items():
+        most = min(longest * values, partition.num_keys(space))
+        if population is not None:
+            most = int(population.own[space].counts.max(initial=1))
+        most = choices[space].most(most, partition.num_keys(space))
+        capacities[space] = key_capacity(most, partition, space)
+    return capacities
 
 
 def values_per_example(store: ClientStore, partition: Partition) -> dict[str, int]:
@@ -81,11 +102,32 @@ def values_per_example(store: ClientStore, partition: Partition) -> dict[str, in
     return {space: sum(map(size, partition.columns[space])) for space in partition.spaces}
 
 
-def populate(store: ClientStore, partition: Partition) -> Population:
-    """Pack some clients and let each choose its keys."""
+def populate(store: ClientStore, partition: Partition, choices: Choices) -> Population:
+    """Pack some clients and let each choose its keys, where the choice is made once."""
     packed = store if store.packed() else store.gather(np.arange(store.num_clients))
-    keys, positions = own_keys(packed, partition)
-    return Population(packed, client_numbers(packed.client_ids), keys, positions)
+    numbers = client_numbers(packed.client_ids)
+    own, positions = own_keys(packed, partition)
+    chosen, nothing = {}, np.zeros(len(numbers), np.uint64)
+    for space, keys in own.items():
+        if choices[space].every_round:
+            continue
+        asking = Asking(keys, partition.num_keys(space), numbers, nothing, nothing)
+        chosen[space] = choices[space].choose(asking)
+        for name in partition.columns[space] if choices[space].name != "own" else ():
+            positions[name] = _placed(
+                packed, keys, chosen[space].place, positions[name], partition.block(space)
+            )
+    return Population(packed, numbers, own, chosen, positions)
+
+
+def _placed(
+    store: ClientStore, own: OwnKeys, place: np.ndarray, positions: np.ndarray, block: int
+) -> np.ndarray:
+    """Positions among own keys as positions among the chosen ones."""
+    first = np.repeat(own.starts, store.counts).reshape(-1, *[1] * (positions.ndim - 1))
+    at = place[np.minimum(first + np.maximum(positions, 0) // block, max(len(place) - 1, 0))]
+    found = (positions >= 0) & (at >= 0)
+    return np.where(found, at * block + positions % block, -1).astype(np.int32)
 
 
 def shelve(population: Population) -> Shelf:
@@ -95,28 +137,12 @@ def shelve(population: Population) -> Shelf:
         for name, column in population.store.columns.items()
         if name not in population.positions
     }
-    return Shelf(
-        columns, dict(population.positions), {space: own.keys for space, own in population.keys.items()}
-    )
-
-
-def cut(population: Population, plan: Plan) -> tuple[Plan, dict, dict]:
-    """A plan for tables cut to the rows that each round needs; its keys (for the shelf) as rows of those cut
-    tables; and the rows themselves, sorted, round by round."""
-    starts, all_keys, tables = {}, {}, {}
-    for space, own in population.keys.items():
-        counts = plan.slots.key_count[space]
-        held = own.keys[row_indices(plan.slots.key_start[space].ravel(), counts.ravel())]
-        rounds = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
-        parts = [np.unique(keys, return_inverse=True) for keys in rounds]
-        tables[space] = [rows for rows, _ in parts]
-        all_keys[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
-        starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
-    return plan._replace(slots=plan.slots._replace(key_start=starts)), all_keys, tables
+    keys = {space: chosen.keys for space, chosen in population.chosen.items()}
+    return Shelf(columns, dict(population.positions), keys, {})
 
 
 def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
-    """Lay out cohorts [rounds, clients] (positions in the population, -1 for nobody).
+    """Lay out cohorts [rounds, clients] (positions in the population, -1 for nobody); keys come with `ask`.
 
     Clients are sorted by size, so that those who run side by side finish together, and dealt to the devices
     in turns.
@@ -130,28 +156,68 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
     slots = slots.reshape(rounds, chunks, devices, lanes)
     slots[:, 1::2] = slots[:, 1::2, ::-1]  # there and back, so that no device always has the larger ones
     client = slots.transpose(0, 2, 1, 3)
-    real = client >= 0
+    count = _at(population.store.counts, client, np.int32)
+    number = _at(population.numbers, client, np.uint32)
+    start = _at(population.store.starts, client, np.int32)
+    slots = Slots(client.astype(np.int32), number, start, count, {}, {}, {})
+    return Plan(slots, count.max(axis=-1), {}, {})
 
-    def at(values: np.ndarray, dtype: Any) -> np.ndarray:
-        return (
-            np.where(real, values[client], 0).astype(dtype) if len(values) else np.zeros(client.shape, dtype)
-        )
 
-    count = at(population.store.counts, np.int32)
-    key_counts = {space: at(own.counts, np.int32) for space, own in population.keys.items()}
-    return Plan(
-        Slots(
-            client.astype(np.int32),
-            at(population.numbers, np.uint32),
-            at(population.store.starts, np.int32),
-            count,
-            {space: at(own.starts, np.int32) for space, own in population.keys.items()},
-            key_counts,
-        ),
-        count.max(axis=-1),
-        {space: counts.max(axis=-1) for space, counts in key_counts.items()},
-        {},
-    )
+def _at(values: np.ndarray, client: np.ndarray, dtype: Any) -> np.ndarray:
+    """The clients' values, 0 where there is nobody."""
+    if not len(values):
+        return np.zeros(client.shape, dtype)
+    return np.where(client >= 0, values[client], 0).astype(dtype)
+
+
+def ask(
+    population: Population, partition: Partition, choices: Choices, plan: Plan, seed: int, first: int
+) -> Asked:
+    """Let the clients of a plan, whose first round has that number, choose their keys."""
+    client = plan.slots.client
+    starts, counts, place_starts, keys, places = {}, {}, {}, {}, {}
+    missed = np.zeros(len(client), int)
+    rounds = first + np.arange(len(client)).repeat(client[0].size)
+    for space, own in population.own.items():
+        if space in population.chosen:
+            chosen = population.chosen[space]
+            starts[space] = _at(chosen.starts, client, np.int32)
+            counts[space] = _at(chosen.counts, client, np.int32)
+            of = np.bincount(owners(own.counts), own.uses * (chosen.place < 0), len(own.counts))
+            missed += _at(of, client, int).sum(axis=(1, 2, 3))
+            continue
+        held = _at(own.counts, client, int).ravel()
+        rows = row_indices(_at(own.starts, client, int).ravel(), held)
+        mine = OwnKeys(own.keys[rows], offsets(held), held, own.uses[rows])
+        drawn = streams(seed, rounds, plan.slots.number.ravel())
+        asking = Asking(mine, partition.num_keys(space), plan.slots.number.ravel(), *drawn)
+        chosen = choices[space].choose(asking)
+        starts[space] = chosen.starts.reshape(client.shape).astype(np.int32)
+        counts[space] = np.where(client >= 0, chosen.counts.reshape(client.shape), 0).astype(np.int32)
+        place_starts[space] = mine.starts.reshape(client.shape).astype(np.int32)
+        keys[space], places[space] = chosen.keys, chosen.place
+        lost = np.bincount(rounds[owners(held)] - first, mine.uses * (chosen.place < 0), len(client))
+        missed += lost.astype(int)
+    slots = plan.slots._replace(key_start=starts, key_count=counts, place_start=place_starts)
+    most = {space: count.max(axis=-1) for space, count in counts.items()}
+    return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
+
+
+def cut(population: Population, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+    """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
+    themselves, sorted, round by round."""
+    starts, keys, tables = {}, {}, {}
+    slots = asked.plan.slots
+    for space, counts in slots.key_count.items():
+        held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
+        held = held[row_indices(slots.key_start[space].ravel(), counts.ravel())]
+        rounds = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
+        parts = [np.unique(each, return_inverse=True) for each in rounds]
+        tables[space] = [rows for rows, _ in parts]
+        keys[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
+        starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
+    plan = asked.plan._replace(slots=slots._replace(key_start=starts))
+    return asked._replace(plan=plan, keys=keys), tables
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
@@ -173,4 +239,4 @@ def pad_shelf(shelf: Shelf, num_rows: int, num_keys: Mapping[str, int]) -> Shelf
     """The shelf with room for so many examples and keys."""
     fill = lambda arrays: {name: pad(array, num_rows) for name, array in arrays.items()}
     keys = {space: pad(rows, num_keys[space]) for space, rows in shelf.keys.items()}
-    return Shelf(fill(shelf.columns), fill(shelf.positions), keys)
+    return shelf._replace(columns=fill(shelf.columns), positions=fill(shelf.positions), keys=keys)

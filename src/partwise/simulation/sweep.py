@@ -16,6 +16,7 @@ import numpy as np
 from partwise import server
 from partwise.algorithms.base import Build, init_params
 from partwise.data.cohort import Recruiting, recruit
+from partwise.data.ragged import offsets
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.simulation import stage
@@ -54,11 +55,15 @@ class Sweep:
         self.round, self.rounds_per_call = 0, rounds_per_call
         self.lanes = lanes or max(1, min(LANES_OF_ALL_RUNS // len(rates), recruiting.size // self.mesh.size))
         self.finite = np.ones(len(rates), bool)
-        self._population = stage.populate(store, self.partition)
+        self._population = stage.populate(store, self.partition, self.algorithm.choose)
         self._shelf = jax.device_put(stage.shelve(self._population), everywhere(self.mesh))
         self._rounds = compile_rounds(
-            build, self.mesh, stage.capacities_of(store, self.partition), sweep=True
+            build,
+            self.mesh,
+            stage.capacities_of(store, self.partition, self.algorithm.choose, self._population),
+            sweep=True,
         )
+        self._room: dict[str, int] = {}
         states = [
             server.init_state(
                 self.partition,
@@ -84,27 +89,52 @@ class Sweep:
         rngs = jnp.stack([jax.random.key(seed) for seed in self.seeds])
         while self.round < last:
             count = min(self.rounds_per_call, last - self.round)
-            plan = self._plan(count)
+            shelf, plan = self._stage(count)
             self.state, outcome = self._rounds(
-                rates, self.state, self._shelf, plan, rngs, np.uint32(self.round), np.int32(count)
+                rates, self.state, shelf, plan, rngs, np.uint32(self.round), np.int32(count)
             )
             outcome = jax.tree_util.tree_map(lambda x, n=count: x[:, :n], to_host(outcome))
             self.finite &= outcome.finite.all(axis=1)
             self.round += count
             yield outcome
 
-    def _plan(self, count: int) -> stage.Plan:
+    def _stage(self, count: int) -> tuple[stage.Shelf, stage.Plan]:
         """Each seed's cohorts; a chunk's loops turn as often as the largest client of any run needs."""
-        plans: dict[int, stage.Plan] = {}
+        asked: dict[int, stage.Asked] = {}
         for seed in dict.fromkeys(self.seeds):
             cohorts = np.full((self.rounds_per_call, self.recruiting.size), -1)
             for i in range(count):
                 chosen = recruit(self.recruiting, self._population.store.counts, seed, self.round + i).clients
                 cohorts[i, : len(chosen)] = chosen
-            plans[seed] = stage.plan(self._population, cohorts, self.mesh.size, self.lanes)
+            plan = stage.plan(self._population, cohorts, self.mesh.size, self.lanes)
+            asked[seed] = stage.ask(
+                self._population, self.partition, self.algorithm.choose, plan, seed, self.round
+            )
+        keys, places = self._joined(asked)
         slots: Any = jax.tree_util.tree_map(
-            lambda *a: np.stack(a), *(plans[seed].slots for seed in self.seeds)
+            lambda *a: np.stack(a), *(asked[seed].plan.slots for seed in self.seeds)
         )
-        limits = [(plan.longest, plan.most_keys) for plan in plans.values()]
+        limits = [(each.plan.longest, each.plan.most_keys) for each in asked.values()]
         longest, most_keys = jax.tree_util.tree_map(lambda *a: np.max(a, axis=0), *limits)
-        return stage.Plan(slots, longest, most_keys, {})
+        shelf = self._shelf._replace(keys=self._shelf.keys | keys, places=places)
+        return shelf, stage.Plan(slots, longest, most_keys, {})
+
+    def _joined(self, asked: dict[int, stage.Asked]) -> tuple[dict, dict]:
+        """What the seeds ask for, one after the other, with their slots pointing to where it lies now."""
+        keys, places = {}, {}
+        for space in next(iter(asked.values())).keys:
+            for name, into, field in (("keys", keys, "key_start"), ("places", places, "place_start")):
+                parts = [getattr(each, name)[space] for each in asked.values()]
+                for (seed, each), begin in zip(
+                    asked.items(), offsets(np.array(list(map(len, parts)))), strict=True
+                ):
+                    slots = each.plan.slots
+                    moved = {**getattr(slots, field), space: getattr(slots, field)[space] + np.int32(begin)}
+                    plan = each.plan._replace(slots=slots._replace(**{field: moved}))
+                    asked[seed] = each._replace(plan=plan)
+                size = sum(map(len, parts))
+                room = self._room[f"{name} {space}"] = max(
+                    self._room.get(f"{name} {space}", 0), int(size * 1.25) + 16 if size else 1
+                )
+                into[space] = stage.pad(np.concatenate(parts), room)
+        return keys, places

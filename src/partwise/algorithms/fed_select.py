@@ -1,0 +1,45 @@
+"""Federated Select (Charles et al., 2022), Algorithm 2: clients train slices of a model too large to send.
+
+A client chooses keys from its own data or at random, is sent the slices of those keys and all that is shared,
+trains for an epoch on what it has, and returns the change of it. The server fills in zeros (phi) and takes the
+mean over the cohort (eq. 5). With all keys chosen this is Federated Averaging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partwise.aggregation.mean import Aggregator, mean, uniform
+from partwise.algorithms.base import Algorithm
+from partwise.algorithms.fed_avg import fed_avg
+from partwise.client.update import Update
+from partwise.model.partition import Partition
+from partwise.model.spec import Model
+from partwise.selection.choose import Choice
+from partwise.server import Optimizer
+from partwise.types import UserError
+
+
+def fed_select(
+    model: Model,
+    partition: Partition,
+    *,
+    choose: Mapping[str, Choice],
+    update: Update,
+    optimizer: Optimizer,
+    aggregator: Aggregator | None = None,
+) -> Algorithm:
+    """Algorithm 2 with psi and phi given by the partition. Clients count alike, as in eq. 5."""
+    if not partition.spaces:
+        raise UserError(
+            "Federated Select needs keyed parameters, and this partition has none: give some leaf the role "
+            "keyed(space), or use fed_avg"
+        )
+    return fed_avg(
+        model,
+        partition,
+        update=update,
+        optimizer=optimizer,
+        aggregator=aggregator or mean(uniform),
+        choose=choose,
+    )

@@ -1,0 +1,55 @@
+"""Stack Overflow as TensorFlow Federated has it: every example is one tokenised sentence of a user.
+
+A sentence of an answer has the title and tags of its question. Users of `test` are those of `train`, later;
+users of `heldout` are in no other split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from partwise.data.corpus import Corpus, Text, milliseconds
+from partwise.data.loaders import tff
+from partwise.data.text import MAX_LETTERS, tokens
+from partwise.types import unknown
+
+SPLITS = ("train", "heldout", "test")
+FEATURES = ("creation_date", "tags", "title", "tokens", "type")
+
+
+def load(path: str | Path, split: str | None = None) -> Corpus:
+    """The sentences of one split, client after client, from the SQLite file, or from the split's own HDF5 file.
+
+    Tokens are taken as they are, cut to 40 letters. Bytes that are not UTF-8 become U+FFFD; the examples that
+    have some are counted. An example without a token and a title is left out and counted.
+    """
+    if split is not None and split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    where = f"{path}, split {split}" if split else str(path)
+
+    def read(counts: Counter[str]) -> Iterator[Text]:
+        for client, examples in tff.read_clients(path, split, FEATURES):
+            for values in zip(*(examples[name] for name in FEATURES), strict=True):
+                yield from _text(client, [_decode(value) for value in values], where, counts)
+
+    return Corpus(f"Stack Overflow {where}", read)
+
+
+def _text(client: str, values: list[str], where: str, counts: Counter[str]) -> Iterator[Text]:
+    counts["examples"] += 1
+    counts["examples_not_utf8"] += any("\ufffd" in value for value in values)
+    date, tags, title, sentence, kind = values
+    words = " ".join(word[:MAX_LETTERS] for word in sentence.split())
+    heading = " ".join(tokens(title))
+    if not words and not heading:
+        counts["dropped_no_words"] += 1
+        return
+    time = milliseconds(date, f"{where}, client {client}")
+    names = tuple(name for name in tags.split("|") if name)
+    yield Text(client, time, kind, heading, (words,) if words else (), names)
+
+
+def _decode(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,236 @@
+"""TensorFlow Federated's distributed files, client after client, without TensorFlow.
+
+SQLite (`stackoverflow.sqlite`, `emnist_all.sqlite`, also packed as `.lzma`): the table `examples(split_name,
+client_id, serialized_example_proto)`, each blob a `tf.train.Example`, beside `client_metadata(client_id,
+split_name, num_examples)`. HDF5 (`fed_emnist_train.h5`, `stackoverflow_held_out.h5`): one split per file, a
+data set `examples/<client id>/<feature>` with one entry per example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import lzma
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from partwise.data.loaders.example_proto import Decoder, import_tff
+from partwise.types import UserError, nearest, unknown
+
+Features = dict[str, list | np.ndarray]
+
+SQLITE, HDF5 = b"SQLite format 3\0", b"\x89HDF\r\n\x1a\n"
+PACKED = (".lzma", ".xz")
+TABLES = {
+    "examples": ("split_name", "client_id", "serialized_example_proto"),
+    "client_metadata": ("client_id", "split_name", "num_examples"),
+}
+COPY_BYTES = 1 << 22
+
+
+def read_clients(
+    path: str | Path, split: str | None = None, features: Sequence[str] | None = None
+) -> Iterator[tuple[str, Features]]:
+    """Each client's id and examples, {feature: one entry per example in stored order}; a client at a time.
+
+    Clients come sorted by id. Texts are a list of bytes; numbers an array, int64 or float32: [n] where every
+    example has one value, [n, d] where all have d, or else a list of arrays. `features` are those to read (all,
+    if not given). `split` may be left out where the file has only one; an HDF5 file has no name for its own.
+    """
+    path = Path(path)
+    kind = _kind(path)
+    if kind == HDF5:
+        if split is not None:
+            raise UserError(
+                f"{path} is HDF5, which holds one split and does not name it: give the file of the split "
+                f"'{split}' (..._{split}.h5), without split="
+            )
+        return _read_hdf5(path, features)
+    return _read_sqlite(path, split, features)
+
+
+def splits(path: str | Path) -> list[str]:
+    """The names of an SQLite file's splits, sorted."""
+    with _database(Path(path)) as connection:
+        return _splits(connection)
+
+
+@contextlib.contextmanager
+def unpacked(path: str | Path) -> Iterator[Path]:
+    """The file itself or, of a `.lzma`, a temporary copy that is removed afterwards."""
+    path = Path(path)
+    if path.suffix not in PACKED:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="partwise-") as folder:
+        target = Path(folder) / path.stem
+        _unpack(path, target)
+        yield target
+
+
+def _unpack(path: Path, target: Path) -> None:
+    try:
+        with lzma.open(path) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink, COPY_BYTES)
+    except (lzma.LZMAError, EOFError) as error:
+        raise UserError(f"{path} is not a whole .lzma file ({error}): download it again") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(f"{path} cannot be unpacked into {target.parent}: {error.strerror}") from error
+        written = target.stat().st_size if target.exists() else 0
+        raise UserError(
+            f"{path} does not fit into {target.parent} once unpacked (no room after {written:,} bytes): set "
+            "TMPDIR to a folder with more room, or unpack the file yourself with `unlzma` and give that"
+        ) from error
+
+
+def _kind(path: Path) -> bytes:
+    """SQLITE or HDF5, by the file's first bytes; a packed file is held to be SQLite until it is unpacked."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{path} {what}: give a .sqlite, .sqlite.lzma or .h5 file of TensorFlow Federated")
+    if path.suffix in PACKED:
+        return SQLITE
+    with path.open("rb") as file:
+        return _recognise(file.read(16), path)
+
+
+def _recognise(begin: bytes, path: Path) -> bytes:
+    for kind in (SQLITE, HDF5):
+        if begin.startswith(kind):
+            return kind
+    raise UserError(
+        f"{path} is neither an SQLite nor an HDF5 file (it begins with {begin!r}): "
+        "give a .sqlite, .sqlite.lzma or .h5 file of TensorFlow Federated, or download it again"
+    )
+
+
+@contextlib.contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    """An open database with the right tables; whatever SQLite finds wrong with it is said of `path`."""
+    with unpacked(path) as file:
+        with file.open("rb") as opened:
+            if _recognise(opened.read(16), path) != SQLITE:
+                raise UserError(f"{path} holds HDF5, which has no names of splits and must not be packed")
+        connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            _check_tables(connection, path)
+            yield connection
+        except sqlite3.DatabaseError as error:
+            raise UserError(f"{path} is damaged or truncated ({error}): download it again") from error
+        finally:
+            connection.close()
+
+
+def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
+    there = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for table, needed in TABLES.items():
+        if table not in there:
+            raise UserError(
+                f"{path} has no table '{table}' ({nearest(table, there)}): is it from TensorFlow Federated?"
+            )
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+        for column in needed:
+            if column not in columns:
+                raise UserError(
+                    f"{path}, table '{table}' has no column '{column}' ({nearest(column, columns)}): "
+                    f"expected {', '.join(needed)}"
+                )
+
+
+def _splits(connection: sqlite3.Connection) -> list[str]:
+    query = "SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name"
+    return [str(name) for (name,) in connection.execute(query)]
+
+
+def _choose(split: str | None, there: list[str], path: Path) -> str:
+    if split is None and len(there) == 1:
+        return there[0]
+    names = ", ".join(there) or "none"
+    if split is None:
+        raise UserError(f"{path} has {len(there)} splits ({names}): name one of them with split=")
+    if split not in there:
+        raise UserError(f"{path} has no split '{split}': it has {names}")
+    return split
+
+
+def _read_sqlite(
+    path: Path, split: str | None, features: Sequence[str] | None
+) -> Iterator[tuple[str, Features]]:
+    decoder = Decoder()
+    with _database(path) as connection:
+        split = _choose(split, _splits(connection), path)
+        query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
+        promised = {_text(client): count for client, count in connection.execute(query, (split,))}
+        query = (  # the index on (split_name, client_id) that TFF makes holds this order already
+            "SELECT client_id, serialized_example_proto FROM examples "
+            "WHERE split_name = ? ORDER BY client_id, rowid"
+        )
+        rows = connection.execute(query, (split,))
+        for client, mine in itertools.groupby(rows, key=lambda row: row[0]):
+            client = _text(client)
+            blobs = [blob for _, blob in mine]
+            _check_count(path, split, client, len(blobs), promised.pop(client, 0))
+            yield client, decoder.decode(blobs, features, f"{path}, split '{split}', client {client}")
+        for client, count in promised.items():
+            _check_count(path, split, client, 0, count)
+
+
+def _check_count(path: Path, split: str, client: str, found: int, promised: int) -> None:
+    if found != promised:
+        raise UserError(
+            f"{path}, split '{split}', client {client}: {found} examples, but client_metadata says {promised}; "
+            "the file is not whole, download it again"
+        )
+
+
+def _text(client: Any) -> str:
+    return client.decode() if isinstance(client, bytes) else str(client)
+
+
+def _read_hdf5(path: Path, features: Sequence[str] | None) -> Iterator[tuple[str, Features]]:
+    h5py = import_tff("h5py")
+    try:
+        with h5py.File(path, "r") as file:
+            if not isinstance(file.get("examples"), h5py.Group):
+                raise UserError(
+                    f"{path} has no group 'examples' (known: {', '.join(file) or 'none'}): "
+                    "is it from TensorFlow Federated?"
+                )
+            for client, group in file["examples"].items():
+                yield client, _read_group(h5py, group, features, f"{path}, client {client}")
+    except (OSError, RuntimeError, KeyError) as error:
+        raise UserError(f"{path} is damaged or truncated ({error}): download it again") from error
+
+
+def _read_group(h5py: ModuleType, group: Any, features: Sequence[str] | None, where: str) -> Features:
+    if not isinstance(group, h5py.Group):
+        raise UserError(f"{where}: a data set, where a group with a data set per feature was expected")
+    names = list(group) if features is None else features
+    for name in names:
+        if not isinstance(group.get(name), h5py.Dataset) or not group[name].shape:
+            known = [other for other in group if other != name]
+            raise UserError(f"{where}: {unknown('feature', name, known)}")
+    columns = {name: _values(group[name][()]) for name in names}
+    _check_lengths(columns, where)
+    return columns
+
+
+def _values(stored: np.ndarray) -> list | np.ndarray:
+    if stored.dtype.kind in "OS":
+        return stored.tolist()
+    return stored.astype(np.float32 if stored.dtype.kind == "f" else np.int64)
+
+
+def _check_lengths(columns: Mapping[str, Sized], where: str) -> None:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise UserError(f"{where}: features of different lengths {lengths}; download the file again")

@@ -1,0 +1,241 @@
+"""Which slices a client asks for (Federated Select, section 4.1 and Figure 4).
+
+*Structured*: from its own examples, before it sees the model: `own`, `top`, `sample`, `sample_top`. *Random*:
+`random` (every client for itself) and `same` (one set a round for all, which a broadcast could do as well).
+*Mixed* is one choice for one key space and another for the next. `everything` is no selection at all.
+
+Runs on the host, vectorised over clients. What is random hangs on (seed, round, client), or with `same` on
+(seed, round), never on who else takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from partwise.data.ragged import mix, offsets, owners, ranks
+from partwise.selection.keys import OwnKeys
+from partwise.types import UserError, unknown
+
+Sizes = int | Callable[[np.ndarray], np.ndarray]  # m, or m of every client from its number
+
+
+class Asking(NamedTuple):
+    """Clients about to choose. `round_stream` is the same for all of a round, `stream` the client's own."""
+
+    own: OwnKeys
+    num_keys: int
+    numbers: np.ndarray
+    stream: np.ndarray  # uint64 [clients]
+    round_stream: np.ndarray  # uint64 [clients]
+
+
+class Chosen(NamedTuple):
+    """Client c asks for `keys[starts[c] : starts[c] + counts[c]]`; `place` says, for every own key (as they lie
+    in `OwnKeys`), its number among those, or -1: its examples' ids outside the slice are dropped."""
+
+    keys: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    place: np.ndarray
+
+
+class Choice(NamedTuple):
+    """choose: asking -> chosen; most: (most own keys of any client, K) -> most keys asked for;
+    every_round: whether it changes; complete: whether it holds all own keys."""
+
+    name: str
+    choose: Callable[[Asking], Chosen]
+    most: Callable[[int, int], int]
+    every_round: bool = False
+    complete: bool = False
+
+
+def streams(seed: int, rounds: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(a client's own randomness in a round, the round's) as uint64, for `Asking`."""
+    of_round = mix(mix(np.array([seed % 2**64], np.uint64)) ^ np.asarray(rounds).astype(np.uint64))
+    return mix(of_round + numbers.astype(np.uint64)), np.broadcast_to(of_round, numbers.shape)
+
+
+def choose_all(
+    own_keys: Mapping[str, OwnKeys],
+    num_keys: Mapping[str, int],
+    choices: Mapping[str, Choice],
+    numbers: np.ndarray,
+    seed: int = 0,
+    round_number: int = 0,
+) -> dict[str, Chosen]:
+    """What clients ask for in one round, by key space."""
+    drawn = streams(seed, np.full(len(numbers), round_number), numbers)
+    return {
+        space: choices[space].choose(Asking(own, num_keys[space], numbers, *drawn))
+        for space, own in own_keys.items()
+    }
+
+
+def mean_keys(chosen: Mapping[str, Chosen]) -> dict[str, float]:
+    """Keys per client by space, on average."""
+    return {space: float(each.counts.mean()) if len(each.counts) else 0.0 for space, each in chosen.items()}
+
+
+def own() -> Choice:
+    """All keys that the client's examples name: nothing is dropped."""
+    chosen = lambda a: Chosen(a.own.keys, a.own.starts, a.own.counts, ranks(a.own.counts).astype(np.int32))
+    return Choice("own", chosen, lambda most, num_keys: most, complete=True)
+
+
+def top(m: Sizes) -> Choice:
+    """The m keys that the client's examples name most often ("Top")."""
+    return Choice(f"top:{m}", lambda a: _best(a.own, a.own.uses, _sizes(m, a)), _at_most(m))
+
+
+def sample(m: Sizes) -> Choice:
+    """m of the client's own keys at random, anew in every round ("Random")."""
+    choose = lambda a: _best(a.own, _lots(a), _sizes(m, a))
+    return Choice(f"sample:{m}", choose, _at_most(m), every_round=True)
+
+
+def sample_top(m: Sizes) -> Choice:
+    """m at random of the 2m keys that the client's examples name most often ("Random Top")."""
+
+    def choose(asking: Asking) -> Chosen:
+        sizes = _sizes(m, asking)
+        among = _best(asking.own, asking.own.uses, 2 * sizes).place >= 0
+        return _best(asking.own, np.where(among, 1 + (_lots(asking) >> np.uint64(1)), 0), sizes, among)
+
+    return Choice(f"sample_top:{m}", choose, _at_most(m), every_round=True)
+
+
+def random(m: int) -> Choice:
+    """m of all K keys at random, every client for itself, without replacement (section 4.1.2)."""
+    return Choice(f"random:{m}", lambda a: _of_all(a, a.stream, m), _exactly(m), every_round=True)
+
+
+def same(m: int) -> Choice:
+    """m of all K keys at random, the same for all clients of a round (Figure 6)."""
+    return Choice(f"same:{m}", lambda a: _of_all(a, a.round_stream, m), _exactly(m), every_round=True)
+
+
+def everything() -> Choice:
+    """All K keys: the whole model."""
+
+    def choose(asking: Asking) -> Chosen:
+        clients = len(asking.own.counts)
+        keys = np.arange(asking.num_keys, dtype=np.int32)
+        return Chosen(keys, np.zeros(clients, int), np.full(clients, len(keys)), asking.own.keys)
+
+    return Choice("all", choose, lambda most, num_keys: num_keys, complete=True)
+
+
+CHOICES: Mapping[str, Callable[..., Choice]] = {
+    "own": own,
+    "all": everything,
+    "top": top,
+    "sample": sample,
+    "sample_top": sample_top,
+    "random": random,
+    "same": same,
+}
+
+
+def parse_choice(text: str) -> Choice:
+    """`own`, `all`, or a name and a number of keys: `top:1000`."""
+    name, colon, number = str(text).partition(":")
+    if name not in CHOICES:
+        raise unknown("choice of keys", name, CHOICES)
+    if name in ("own", "all"):
+        if colon:
+            raise UserError(f"the choice '{name}' takes no number of keys, but got '{text}'")
+        return CHOICES[name]()
+    if not number.isdigit() or int(number) < 1:
+        raise UserError(
+            f"the choice '{name}' needs a number of keys of at least 1, as in {name}:1000, not '{text}'"
+        )
+    return CHOICES[name](int(number))
+
+
+def classes(shares: Mapping[int, float]) -> Callable[[np.ndarray], np.ndarray]:
+    """Device classes: a client has so many keys with such a share, `{1000: 0.8, 100: 0.2}`, always the same."""
+    total = sum(shares.values())
+    if not shares or total <= 0 or min(shares) < 1:
+        raise UserError(
+            f"device classes are numbers of keys with their shares, {{1000: 0.8, 100: 0.2}}, not {shares}"
+        )
+    edges = np.cumsum(list(shares.values())) / total
+    sizes = np.array(list(shares))
+
+    def of(numbers: np.ndarray) -> np.ndarray:
+        lot = mix(numbers.astype(np.uint64)) / 2.0**64
+        return sizes[np.minimum(np.searchsorted(edges, lot, side="right"), len(sizes) - 1)]
+
+    return of
+
+
+def _sizes(m: Sizes, asking: Asking) -> np.ndarray:
+    return np.asarray(m(asking.numbers)) if callable(m) else np.full(len(asking.own.counts), m)
+
+
+def _at_most(m: Sizes) -> Callable[[int, int], int]:
+    return (lambda most, num_keys: most) if callable(m) else (lambda most, num_keys: min(most, m))
+
+
+def _exactly(m: int) -> Callable[[int, int], int]:
+    def most(own: int, num_keys: int) -> int:
+        if m > num_keys:
+            raise UserError(
+                f"a client cannot choose {m} of {num_keys} keys without replacement; ask for fewer"
+            )
+        return m
+
+    return most
+
+
+def _lots(asking: Asking) -> np.ndarray:
+    """A random number for every own key of every client."""
+    return mix(np.repeat(asking.stream, asking.own.counts) + asking.own.keys.astype(np.uint64))
+
+
+def _best(own: OwnKeys, score: np.ndarray, sizes: np.ndarray, among: np.ndarray | None = None) -> Chosen:
+    """Of every client the keys with the highest scores, so many; ties to the smaller key."""
+    client = owners(own.counts)
+    order = np.lexsort((-score.astype(np.float64), client))
+    best = np.zeros(len(order), bool)
+    best[order] = ranks(own.counts) < sizes[client]
+    if among is not None:
+        best &= among
+    counts = np.bincount(client[best], minlength=len(own.counts))
+    place = np.full(len(order), -1, np.int32)
+    place[best] = ranks(counts)
+    return Chosen(own.keys[best], offsets(counts), counts, place)
+
+
+def _of_all(asking: Asking, stream: np.ndarray, m: int) -> Chosen:
+    """m of K for every client, and where its own keys are among them."""
+    _exactly(m)(0, asking.num_keys)
+    keys = _subsets(stream, asking.num_keys, m)
+    clients = len(keys)
+    client = owners(asking.own.counts)
+    flat = (np.arange(clients)[:, None] * asking.num_keys + keys).ravel()
+    wanted = client * asking.num_keys + asking.own.keys
+    at = np.minimum(np.searchsorted(flat, wanted), max(len(flat) - 1, 0))
+    found = flat[at] == wanted if len(flat) else np.zeros(0, bool)
+    place = np.where(found, at - client * m, -1).astype(np.int32)
+    return Chosen(keys.ravel(), np.arange(clients) * m, np.full(clients, m), place)
+
+
+def _subsets(stream: np.ndarray, num_keys: int, m: int) -> np.ndarray:
+    """A sorted random subset of size m of 0..K-1 for every stream [clients, m]."""
+    if num_keys <= max(8 * m, 1024):
+        lots = mix(stream[:, None] + np.arange(num_keys, dtype=np.uint64))
+        return np.sort(np.argsort(lots, axis=1)[:, :m], axis=1).astype(np.int32)
+    draws = mix(stream[:, None] + np.arange(2 * m + 16, dtype=np.uint64)) % np.uint64(num_keys)
+    order = np.argsort(draws, axis=1, kind="stable")
+    sorted_draws = np.take_along_axis(draws, order, 1)
+    fresh = np.ones(draws.shape, bool)
+    fresh[:, 1:] = sorted_draws[:, 1:] != sorted_draws[:, :-1]
+    first = np.empty_like(fresh)
+    np.put_along_axis(first, order, fresh, 1)  # the first draw of every key, in the order of drawing
+    kept = first & (np.cumsum(first, axis=1) <= m)
+    return np.sort(draws[kept].reshape(len(stream), m).astype(np.int32), axis=1)

@@ -1,0 +1,293 @@
+"""Federated Select: slices train as the paper's Algorithm 2 says, whatever is chosen, and however it is run."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from partwise import server
+from partwise.aggregation.mean import mean, uniform
+from partwise.algorithms.base import init_params
+from partwise.algorithms.device import Device
+from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.fed_select import fed_select
+from partwise.client import update
+from partwise.client.batches import Schedule
+from partwise.data.cohort import Recruiting
+from partwise.model.partition import keyed, partition
+from partwise.model.spec import Metric, Model, lookup
+from partwise.selection.choose import choose_all, parse_choice
+from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.select import deselect, keyed_leaves, select
+from partwise.simulation.evaluate import Evaluator
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import plain_round
+from partwise.simulation.sweep import Sweep
+from partwise.testing import check_algorithm
+from partwise.types import UserError
+
+WORDS, DIM, UNITS, LENGTH = 11, 3, 8, 4
+RATES = {"update": 0.3, "server": 1.0}
+COUNTS = [5, 1, 7, 0, 3, 6, 2]
+
+
+def next_word() -> Model:
+    """Embedding, a hidden layer, softmax over words; a sentence's loss is the sum over its words."""
+
+    def init(rng):
+        shapes = {
+            "embedding": (WORDS, DIM),
+            "hidden": (DIM, UNITS),
+            "hidden_bias": (UNITS,),
+            "narrow": (UNITS, DIM),
+            "out": (DIM, WORDS),
+            "out_bias": (WORDS,),
+        }
+        rngs = jax.random.split(rng, len(shapes))
+        return {
+            name: 0.5 * jax.random.normal(r, shape)
+            for r, (name, shape) in zip(rngs, shapes.items(), strict=True)
+        }
+
+    def predict(params, batch, rng):
+        x = lookup(params["embedding"], batch["tokens"])
+        x = jax.nn.sigmoid(x @ params["hidden"] + params["hidden_bias"]) @ params["narrow"]
+        return x @ params["out"] + params["out_bias"]
+
+    def losses(logits, batch):
+        seen = (batch["target"] >= 0) & (batch["tokens"] >= 0)
+        each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(batch["target"], 0))
+        return jnp.where(seen, each, 0).sum(-1)
+
+    def weight(batch):
+        return ((batch["target"] >= 0) & (batch["tokens"] >= 0)).sum(-1) * 1.0
+
+    return Model(init, predict, losses, {"loss_": Metric(losses)}, weight)
+
+
+RULES = {
+    "embedding": keyed("word"),
+    "out": keyed("word", axis=1, whole=True),
+    "out_bias": keyed("word", fill=-1e9),
+    "hidden": keyed("unit", axis=1),
+    "hidden_bias": keyed("unit"),
+    "narrow": keyed("unit"),
+}
+COLUMNS = {"word": ("tokens", "target"), "unit": ()}
+
+
+@pytest.fixture(scope="module")
+def store(make_store):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, WORDS, (sum(COUNTS), LENGTH + 1)) // rng.integers(1, 4, (sum(COUNTS), 1))
+    tokens[rng.random(tokens.shape) < 0.1] = -1
+    return make_store(COUNTS, tokens=tokens[:, :-1], target=tokens[:, 1:])
+
+
+def make(choose, rules=RULES, columns=COLUMNS, optimizer=server.sgd, **options):
+    model = next_word()
+    parts = partition(model, rules, columns)
+    chosen = {space: parse_choice(text) for space, text in choose.items()}
+    return lambda rates: fed_select(
+        model,
+        parts,
+        choose=chosen,
+        update=update.by_steps(Schedule(2), rates["update"]),
+        optimizer=optimizer(rates["server"]),
+        **options,
+    )
+
+
+MIXES = {
+    "own words, random units": {"word": "own", "unit": "random:3"},
+    "top words, the same units": {"word": "top:4", "unit": "same:5"},
+    "random own words, all units": {"word": "sample:3", "unit": "all"},
+    "random top words, random units": {"word": "sample_top:2", "unit": "random:8"},
+    "random words of all": {"word": "random:6", "unit": "random:2"},
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_lanes_equal_the_plain_loop(store, name):
+    """Every way of choosing, structured and random mixed; bytes and ids left out are told alike."""
+    check_algorithm(make(MIXES[name]), RATES, store, cohort=5, rounds=2)
+
+
+@pytest.mark.parametrize("psi", ["float16", "int8"])
+def test_encoded_slices_equal_the_plain_loop(store, psi):
+    rules = {
+        path: keyed(role.space, role.axis, whole=role.whole, fill=role.fill, psi=psi)
+        for path, role in RULES.items()
+    }
+    check_algorithm(make({"word": "top:4", "unit": "random:3"}, rules), RATES, store, rounds=2, tol=2e-5)
+
+
+def test_buckets_of_words_equal_the_plain_loop(make_store):
+    """12 words in 6 buckets of two, looked up, and in a softmax over buckets' members."""
+    model = next_word()._replace(
+        init=lambda rng: {
+            name: jnp.pad(leaf, [(0, 1 if n == WORDS else 0) for n in leaf.shape])
+            for name, leaf in next_word().init(rng).items()
+        }
+    )
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, WORDS + 1, (9, 5))
+    data = make_store([4, 2, 3], tokens=tokens[:, :-1], target=tokens[:, 1:])
+    block = {"block": 2}
+    rules = {
+        "embedding": keyed("word", **block),
+        "out": keyed("word", axis=1, whole=True, **block),
+        "out_bias": keyed("word", fill=-1e9, **block),
+    }
+    parts = partition(model, rules, {"word": ("tokens", "target")})
+    assert parts.num_keys("word") == 6
+    for text in ("own", "top:2", "sample:3"):
+        build = lambda rates, text=text: fed_select(
+            model,
+            parts,
+            choose={"word": parse_choice(text)},
+            update=update.by_steps(Schedule(2), rates["update"]),
+            optimizer=server.sgd(rates["server"]),
+        )
+        check_algorithm(build, RATES, data, cohort=3, rounds=1)
+
+
+def finish(simulation, rounds):
+    records = [record for call in simulation.run(rounds) for record in call]
+    return {path: np.array(leaf) for path, leaf in simulation.state.params.items()}, records
+
+
+def test_all_keys_are_the_whole_model(store):
+    """Federated Averaging of all parameters, shared, is the select of all keys; and evaluation too."""
+    everything = make({"word": "all", "unit": "all"})
+    model = next_word()
+    parts = partition(model, {})
+    shared = lambda rates: fed_avg(
+        model,
+        parts,
+        update=update.by_steps(Schedule(2), rates["update"]),
+        optimizer=server.sgd(rates["server"]),
+        aggregator=mean(uniform),
+    )
+    selecting, _ = finish(Simulation(everything, RATES, store, Recruiting(4), seed=2), 2)
+    averaging, _ = finish(Simulation(shared, RATES, store, Recruiting(4), seed=2), 2)
+    merged = everything(RATES).partition.merge(selecting, {})
+    for path, leaf in averaging.items():
+        np.testing.assert_allclose(merged[path], leaf, rtol=2e-5, atol=1e-6)
+    found = Evaluator(everything, RATES, store, seed=2).sums(selecting)
+    expected = Evaluator(shared, RATES, store, seed=2).sums(averaging)
+    np.testing.assert_allclose(found["loss"].value, expected["loss"].value, rtol=1e-4)
+    np.testing.assert_array_equal(found["loss"].weight, expected["loss"].weight)
+
+
+def test_a_round_by_hand(store):
+    """Algorithm 2 with `select`, the loss itself on what arrives, `deselect`, and eq. 5."""
+    build = make({"word": "top:4", "unit": "random:3"})
+    algorithm = build(RATES)
+    parts, model = algorithm.partition, algorithm.model
+    params = init_params(algorithm, jax.random.key(5))
+    state = server.init_state(parts, algorithm.optimizer, params)
+    clients, rng = [0, 2, 4], jax.random.key(9)
+    done = plain_round(algorithm, Device(algorithm), state, store, clients, rng, 1, 6)
+    total = {path: jnp.zeros_like(leaf) for path, leaf in params.items()}
+    for c in clients:
+        mine = store.gather([c])
+        own, _ = own_keys(mine, parts)
+        keys = choose_all(own, parts.all_keys, algorithm.choose, client_numbers(mine.client_ids), 1, 6)
+        sent = {
+            k: v
+            for space, each in keys.items()
+            for k, v in select(params, each.keys, keyed_leaves(parts, space)).items()
+        }
+        where = {int(k): i for i, k in enumerate(keys["word"].keys)}
+        batch = {
+            n: np.vectorize(lambda v, where=where: where.get(int(v), -1))(mine.columns[n])
+            for n in ("tokens", "target")
+        }
+        now = sent
+        for first in range(0, mine.num_examples, 2):
+            part = {n: jnp.asarray(column[first : first + 2]) for n, column in batch.items()}
+
+            def loss(values, part=part):
+                losses = model.loss(model.predict(parts.merge(values, {}), part, rng), part)
+                return losses.sum() / jnp.maximum(model.weight(part).sum(), 1)
+
+            now = jax.tree_util.tree_map(lambda v, g: v - 0.3 * g, now, jax.grad(loss)(now))
+        for space, each in keys.items():
+            for path in parts.spaces[space]:
+                total[path] += deselect(now[path] - sent[path], each.keys, parts.num_keys(space)) / len(
+                    clients
+                )
+    for path, leaf in params.items():
+        np.testing.assert_allclose(done.state.params[path], leaf + total[path], rtol=1e-4, atol=1e-6)
+
+
+def test_means_over_holders(store):
+    """A row moves by the mean over those who hold it, however many do not."""
+    over = make({"word": "own", "unit": "random:3"}, aggregator=mean(uniform, ("word", "unit")))
+    check_algorithm(over, RATES, store, rounds=1)
+
+
+def test_ids_outside_the_slice_are_counted(store):
+    build = make({"word": "top:2", "unit": "all"})
+    _, records = finish(Simulation(build, RATES, store, Recruiting(len(COUNTS)), seed=0), 1)
+    columns = [store.columns[name] for name in ("tokens", "target")]
+    expected = 0
+    for start, count in zip(store.starts, store.counts, strict=True):
+        ids = np.concatenate([c[start : start + count].ravel() for c in columns])
+        ids = ids[ids >= 0]
+        values, uses = np.unique(ids, return_counts=True)
+        kept = values[np.lexsort((values, -uses))[:2]]
+        expected += int((~np.isin(ids, kept)).sum())
+    assert records[0].missed == expected > 0
+
+
+def test_runs_side_by_side_equal_runs_alone(store):
+    """A sweep whose seeds choose different keys in every round."""
+    build = make({"word": "sample:3", "unit": "random:3"})
+    rates = [RATES, {**RATES, "update": 0.1}, RATES]
+    seeds = [0, 0, 4]
+    sweep = Sweep(build, rates, seeds, store, Recruiting(4), rounds_per_call=2)
+    list(sweep.run(3))
+    for run, (rate, seed) in enumerate(zip(rates, seeds, strict=True)):
+        alone, _ = finish(Simulation(build, rate, store, Recruiting(4), seed=seed), 3)
+        for path, leaf in alone.items():
+            np.testing.assert_allclose(sweep.params(run)[path], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_staged_and_cut_equals_resident(store, monkeypatch):
+    build = make({"word": "sample:3", "unit": "random:3"})
+    expected, told = finish(Simulation(build, RATES, store, Recruiting(4), seed=1), 3)
+    monkeypatch.setattr("partwise.simulation.loop.RESIDENT_BYTES", 0)
+    monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
+    found, records = finish(Simulation(build, RATES, store, Recruiting(4), seed=1, rounds_per_call=2), 3)
+    for path, leaf in expected.items():
+        np.testing.assert_allclose(found[path], leaf, rtol=1e-5, atol=1e-6)
+    alike = [r._replace(seconds=0, loss=0) for r in records]
+    assert alike == [r._replace(seconds=0, loss=0) for r in told]
+
+
+@pytest.mark.parametrize(
+    ("choose", "message"),
+    [
+        ({"word": "own"}, "no column names keys of space 'unit'"),
+        ({"unit": "random:3", "wrod": "own"}, "unknown key space 'wrod'.*nearest: word"),
+        ({"unit": "own"}, "no column names keys"),
+    ],
+)
+def test_choices_that_do_not_fit_are_refused(choose, message):
+    with pytest.raises(UserError, match=message):
+        make(choose)(RATES)
+
+
+def test_more_random_keys_than_there_are(store):
+    with pytest.raises(UserError, match="cannot choose 9 of 8 keys"):
+        Simulation(make({"unit": "random:9"}), RATES, store, Recruiting(2))
+
+
+def test_a_model_without_keys_is_refused():
+    with pytest.raises(UserError, match="needs keyed parameters"):
+        make({}, rules={}, columns={})(RATES)

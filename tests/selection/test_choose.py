@@ -1,0 +1,132 @@
+"""Which keys clients ask for: structured, random, in classes; the same wherever and with whomever they run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partwise.data.ragged import offsets
+from partwise.selection import choose
+from partwise.selection.choose import Asking, parse_choice, streams
+from partwise.selection.keys import OwnKeys
+from partwise.types import UserError
+
+K = 40
+
+
+def asking(clients, seed=0, round_number=3, numbers=None, num_keys=K):
+    """Clients as dicts of key -> uses."""
+    counts = np.array([len(c) for c in clients], int)
+    keys = np.array([k for c in clients for k in sorted(c)], np.int32)
+    uses = np.array([c[k] for c in clients for k in sorted(c)], int)
+    numbers = np.arange(len(clients)) if numbers is None else np.asarray(numbers)
+    drawn = streams(seed, np.full(len(clients), round_number), numbers)
+    return Asking(OwnKeys(keys, offsets(counts), counts, uses), num_keys, numbers, *drawn)
+
+
+def of(chosen, client):
+    return chosen.keys[chosen.starts[client] : chosen.starts[client] + chosen.counts[client]].tolist()
+
+
+CLIENTS = [{1: 5, 4: 9, 7: 9, 30: 1}, {}, {2: 1}, {k: k + 1 for k in range(20)}]
+populations = st.lists(
+    st.dictionaries(st.integers(0, K - 1), st.integers(1, 9), max_size=12), min_size=1, max_size=6
+)
+
+
+def test_top_takes_the_most_used_and_of_equals_the_smaller_key():
+    chosen = choose.top(2).choose(asking(CLIENTS))
+    assert [of(chosen, c) for c in range(4)] == [[4, 7], [], [2], [18, 19]]
+    assert of(choose.top(1).choose(asking(CLIENTS)), 0) == [4]
+    assert chosen.place[:4].tolist() == [-1, 0, 1, -1]
+
+
+def test_own_and_everything_leave_nothing_out():
+    chosen = choose.own().choose(asking(CLIENTS))
+    assert [of(chosen, c) for c in range(4)] == [sorted(c) for c in CLIENTS]
+    chosen = choose.everything().choose(asking(CLIENTS))
+    assert of(chosen, 2) == list(range(K))
+    assert chosen.place[:4].tolist() == [1, 4, 7, 30]
+
+
+@pytest.mark.parametrize("text", ["own", "all", "top:3", "sample:3", "sample_top:3", "random:5", "same:5"])
+@given(populations, st.integers(0, 5))
+def test_places_point_at_the_keys(text, clients, round_number):
+    given_ = asking(clients, round_number=round_number)
+    chosen = parse_choice(text).choose(given_)
+    most = parse_choice(text).most(int(given_.own.counts.max()), K)
+    for c in range(len(clients)):
+        mine = of(chosen, c)
+        assert mine == sorted(set(mine))
+        assert len(mine) <= most
+        own = sorted(clients[c])
+        for key, place in zip(own, chosen.place[given_.own.starts[c] :][: len(own)], strict=True):
+            assert place == (mine.index(key) if key in mine else -1)
+        if text.startswith(("top", "sample")):
+            assert len(mine) == min(3, len(own))
+            assert set(mine) <= set(own)
+
+
+@pytest.mark.parametrize("text", ["sample:3", "sample_top:3", "random:5"])
+def test_a_clients_draw_does_not_depend_on_the_others(text):
+    everyone = parse_choice(text).choose(asking(CLIENTS))
+    alone = parse_choice(text).choose(asking(CLIENTS[3:], numbers=[3]))
+    assert of(alone, 0) == of(everyone, 3)
+    later = parse_choice(text).choose(asking(CLIENTS[3:], numbers=[3], round_number=4))
+    assert of(later, 0) != of(alone, 0)
+
+
+def test_sample_top_stays_in_the_top_2m():
+    client = {k: 20 - k for k in range(20)}
+    seen = {
+        k for t in range(60) for k in of(choose.sample_top(3).choose(asking([client], round_number=t)), 0)
+    }
+    assert seen == set(range(6))
+
+
+def test_the_same_keys_for_all_of_a_round():
+    chosen = choose.same(5).choose(asking(CLIENTS))
+    assert len({tuple(of(chosen, c)) for c in range(4)}) == 1
+    independent = choose.random(5).choose(asking(CLIENTS))
+    assert len({tuple(of(independent, c)) for c in range(4)}) == 4
+
+
+@pytest.mark.parametrize("num_keys", [40, 100_000], ids=["few keys", "many keys"])
+def test_random_keys_are_uniform(num_keys):
+    """Every key in turn: over many clients each tenth of the keys is asked for equally often."""
+    m = 20
+    chosen = choose.random(m).choose(asking([{}] * 2000, num_keys=num_keys))
+    assert chosen.counts.tolist() == [m] * 2000
+    tenth = np.bincount(chosen.keys // (num_keys // 10), minlength=10) / len(chosen.keys)
+    assert np.abs(tenth - 0.1).max() < 0.01
+
+
+def test_device_classes_have_their_own_numbers_of_keys():
+    sizes = choose.classes({10: 0.25, 3: 0.75})
+    numbers = np.arange(4000)
+    assert set(sizes(numbers)) == {3, 10}
+    assert abs((sizes(numbers) == 10).mean() - 0.25) < 0.03
+    chosen = choose.top(sizes).choose(asking([CLIENTS[3]] * 50, numbers=numbers[:50]))
+    assert chosen.counts.tolist() == sizes(numbers[:50]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tpo:3", "unknown choice of keys 'tpo'.*nearest: top"),
+        ("top", "needs a number of keys"),
+        ("top:0", "at least 1"),
+        ("own:3", "takes no number"),
+    ],
+)
+def test_choices_that_cannot_be_meant(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_choice(text)
+
+
+def test_more_keys_than_there_are():
+    with pytest.raises(UserError, match="cannot choose 41 of 40 keys"):
+        choose.random(41).most(3, K)
+    assert choose.top(100).most(7, K) == 7
