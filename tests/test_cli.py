@@ -134,6 +134,13 @@ def test_unknown_names_come_with_the_nearest(capsys):
     assert "fedrecon-movielens" in mistake(capsys, "bench", "fedrecon-movielns")
     assert "adagrad" in mistake(capsys, "train", *SMALL, "--set", "server.optimizer=adagrd")
     assert "'colour'" in mistake(capsys, "train", "--set", "data.colour=red")
+    assert "nearest: fed_avg" in mistake(capsys, "settings", "--algorithm", "fedavg")
+    assert "client optimizer 'adamm' (nearest: adam" in mistake(
+        capsys, "train", *SMALL, "--set", "update.optimizer=adamm"
+    )
+    assert "value of evaluation_split.kind 'halfs' (nearest: halves" in mistake(
+        capsys, "train", *SMALL, "--set", "evaluation_split.kind=halfs"
+    )
 
 
 def test_values_of_the_wrong_kind(capsys, tmp_path):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from partwise.cli.show import err
 
 Show = Callable[[Any], None]
-NARROW = 80  # columns; below, only the metric of the evaluation is shown
+NARROW = 80  # columns; below, neither the loss nor the time left is shown
 
 
 @contextmanager
@@ -34,6 +34,7 @@ def _bar() -> Progress:
         BarColumn(bar_width=12),
         TextColumn("{task.fields[rounds]}"),
         TimeElapsedColumn(),
+        *([TimeRemainingColumn()] if err.width >= NARROW else []),
         TextColumn("{task.fields[metric]}"),
         console=err,
     )

@@ -18,6 +18,8 @@ import tomli_w
 
 from partwise.types import UserError, unknown
 
+LARGEST = 1e30  # of rates: far beyond use, and still a float32
+
 
 def key(default: Any, meaning: str, least: float = -math.inf, most: float = math.inf) -> Any:
     """A setting: its default, what it means (`partwise settings` tells it), and the numbers it may be."""
@@ -53,11 +55,11 @@ class ReconstructConfig:
 
     method: str = key("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
     optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
-    rate: float = key(0.1, "learning rate of the local part", 0)
+    rate: float = key(0.1, "learning rate of the local part", 0, LARGEST)
     epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
     max_steps: int | None = key(50, "batches at most; none: no limit", 0)
     batch_size: int = key(5, "examples in a batch", 1)
-    pull: float = key(0.0, "strength of the pull of the local part towards its default", 0)
+    pull: float = key(0.0, "strength of the pull of the local part towards its default", 0, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,13 @@ class UpdateConfig:
 
     method: str = key("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
     optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
-    rate: float = key(0.5, "learning rate of shared and keyed parts on a client", 0)
+    rate: float = key(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
     epochs: int | None = key(1, "passes over the query set at most; none: as many as max_steps allow", 0)
     max_steps: int | None = key(50, "batches at most; none: no limit", 0)
     batch_size: int = key(5, "examples in a batch", 1)
     joint: bool = key(False, "train the local part along")
     passes: int = key(1, "how often reconstruction and update follow one another in a round", 1)
-    pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0)
+    pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class ServerConfig:
     """The server's optimizer with its own settings, and what a client weighs."""
 
     optimizer: str = key("sgd", "sgd, adagrad, adam, yogi; its own settings are server.settings.NAME")
-    rate: float = key(1.0, "the server's learning rate", 0)
+    rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
     schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
     weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
     settings: Mapping[str, float] = field(default_factory=dict)

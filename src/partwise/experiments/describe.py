@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithms.base import whole_model
+from partwise.config.algorithms import find_algorithm
 from partwise.config.options import explain_options
 from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
@@ -48,6 +49,7 @@ def _with_default(line: Description) -> list[Description]:
 
 def list_settings(name: str | None, algorithm: str) -> list[dict[str, Any]]:
     """Every key of the configuration with its value and meaning; with a task, its own values and options."""
+    find_algorithm(algorithm)
     options, config = [], Config(algorithm=algorithm)
     if name is not None:
         entry = find_task(name)
