@@ -1,5 +1,6 @@
 """The README's second example and the code of docs/adding.md, run as they are written."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from partwise.data import planted_ratings
+from partwise.experiments.run import evaluate_run
+from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,7 +52,15 @@ def test_the_readmes_example_runs_in_at_most_15_lines(tables):
     printed = run(code, tables).splitlines()
     assert float(printed[0].split()[0]) < 1.2
     assert len(printed[-1].strip("[]").split()) == 5
-    assert (tables / "runs" / "mine" / "summary.json").exists()
+    summary = json.loads((tables / "runs" / "mine" / "summary.json").read_text())
+    again = evaluate_run(tables / "runs" / "mine", data=str(tables / "ratings.csv"))
+    assert again["rmse"] == pytest.approx(summary["test"]["rmse"], rel=1e-6)
+    with pytest.raises(UserError, match="needs a table: --data"):
+        evaluate_run(tables / "runs" / "mine")
+    other = tables / "other.csv"
+    other.write_text((tables / "ratings.csv").read_text().replace(",m1,", ",m1b,"))
+    with pytest.raises(UserError, match=r"column 'item' of the data has other ids.*--data"):
+        evaluate_run(tables / "runs" / "mine", data=str(other))
 
 
 def test_the_code_of_the_page_on_adding_runs(tmp_path):

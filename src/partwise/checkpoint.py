@@ -59,7 +59,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
         reason = error.strerror or error
         raise UserError(
             f"could not write '{path}': {reason}. What was there before is untouched; "
-            f"make room or choose another folder with --out, then go on with --resume."
+            f"make room, then go on with --resume (resume=True), or choose another place with --out (out=...)."
         ) from error
     finally:
         with contextlib.suppress(OSError):

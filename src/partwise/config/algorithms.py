@@ -1,4 +1,7 @@
-"""Algorithms by name: from a task and a configuration to what runs."""
+"""Algorithms by name: from a task and a configuration to what runs.
+
+The library's own are below; a package of your own adds one by an entry point of the group `partwise.algorithms`.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,12 @@ from partwise.client.batches import Schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
-from partwise.server import Optimizer, make_optimizer
+from partwise.plugins import find, find_all
+from partwise.server import OPTIMIZERS, Optimizer, make_optimizer
 from partwise.tasks.base import Setting, Task
 from partwise.types import UserError, unknown
+
+GROUP = "partwise.algorithms"  # of entry points
 
 
 class Prepared(NamedTuple):
@@ -35,9 +41,7 @@ class Prepared(NamedTuple):
 
 def prepare(task: Task, config: Config) -> Prepared:
     """Choose the algorithm by name and give it the task."""
-    if config.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", config.algorithm, ALGORITHMS)
-    return ALGORITHMS[config.algorithm].prepare(task, config)
+    return find_algorithm(config.algorithm).prepare(task, config)
 
 
 def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
@@ -135,9 +139,9 @@ def _update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     return update.by_steps(schedule, _client_optimizer(part.optimizer, rates["update"]), part.joint)
 
 
-def make_split(part: SplitConfig) -> split.Split:
+def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """A split function by name."""
-    _one_of("split.kind", part.kind, ("alternate", "halves", "none"))
+    _one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
     if part.kind == "alternate":
         return split.alternate(part.batch_size)
     return split.halves(part.percent) if part.kind == "halves" else split.none()
@@ -145,13 +149,15 @@ def make_split(part: SplitConfig) -> split.Split:
 
 def _evaluation_split(config: Config) -> split.Split:
     if config.evaluation_split.kind != "same":
-        return make_split(config.evaluation_split)
+        return make_split(config.evaluation_split, "evaluation_split")
     none = config.split.kind == "none"
     return make_split(dataclasses.replace(config.split, kind="alternate") if none else config.split)
 
 
 def _client_optimizer(name: str, rate: Any) -> Any:
     """SGD is just its rate; anything else by name."""
+    if name not in OPTIMIZERS:
+        raise unknown("client optimizer", name, OPTIMIZERS)
     return rate if name == "sgd" else make_optimizer(name, rate).transform
 
 
@@ -201,3 +207,13 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fed_avg": AlgorithmEntry("Federated Averaging, any server optimizer", _prepare_fed_avg),
     "central": AlgorithmEntry("centralised SGD on pooled data; a round is an epoch", _prepare_central),
 }
+
+
+def find_algorithm(name: str) -> AlgorithmEntry:
+    """An algorithm by name, the library's own or an installed package's."""
+    return find(ALGORITHMS, GROUP, "algorithm", name)
+
+
+def all_algorithms() -> dict[str, AlgorithmEntry]:
+    """Every named algorithm, those of installed packages too."""
+    return find_all(ALGORITHMS, GROUP, "algorithm")

@@ -7,6 +7,7 @@ A configuration is the defaults below, changed by the task's published settings,
 from __future__ import annotations
 
 import dataclasses
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,90 +18,95 @@ import tomli_w
 
 from partwise.types import UserError, unknown
 
+LARGEST = 1e30  # of rates: far beyond use, and still a float32
+
+
+def key(default: Any, meaning: str, least: float = -math.inf, most: float = math.inf) -> Any:
+    """A setting: its default, what it means (`partwise settings` tells it), and the numbers it may be."""
+    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
+
 
 @dataclass(frozen=True)
 class CohortConfig:
     """Who takes part in a round (see data.cohort)."""
 
-    size: int = 50
-    over_selection: float = 1.0
-    dropout: float = 0.0
-    min_examples: int = 0
+    size: int = key(50, "clients whose reports are wanted in a round", 1)
+    over_selection: float = key(1.0, "so many times more clients are asked", 1)
+    dropout: float = key(0.0, "chance that a client that was asked never reports", 0, 0.99)
+    min_examples: int = key(0, "reports of clients with fewer examples are not used", 0)
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Support and query sets: alternate (batches), halves (first `percent` / rest) or none.
+    """Support and query sets. For evaluation `kind` may also be `same`: as in training, or alternate where
+    training has none."""
 
-    For evaluation also `same`: as in training, or alternate where training has none.
-    """
-
-    kind: str = "alternate"
-    batch_size: int = 5
-    percent: int = 50
+    kind: str = key(
+        "alternate",
+        "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
+    )
+    batch_size: int = key(5, "examples in a batch that goes to support or query (alternate)", 1)
+    percent: int = key(50, "share of the examples that is support (halves)", 1, 99)
 
 
 @dataclass(frozen=True)
 class ReconstructConfig:
-    """R: `steps` of an optimizer, `solve` (closed form) or `skip`; `pull` towards the default."""
+    """R: how a client rebuilds its local part from its support set."""
 
-    method: str = "steps"
-    optimizer: str = "sgd"
-    rate: float = 0.1
-    epochs: int | None = 5
-    max_steps: int | None = 50
-    batch_size: int = 5
-    pull: float = 0.0
+    method: str = key("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
+    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = key(0.1, "learning rate of the local part", 0, LARGEST)
+    epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
+    max_steps: int | None = key(50, "batches at most; none: no limit", 0)
+    batch_size: int = key(5, "examples in a batch", 1)
+    pull: float = key(0.0, "strength of the pull of the local part towards its default", 0, LARGEST)
 
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """U: `steps` of an optimizer or `solve`; `joint` trains the local part along; `passes` of R and U."""
+    """U: how a client trains shared and keyed parts on its query set."""
 
-    method: str = "steps"
-    optimizer: str = "sgd"
-    rate: float = 0.5
-    epochs: int | None = 1
-    max_steps: int | None = 50
-    batch_size: int = 5
-    joint: bool = False
-    passes: int = 1
-    pull: float = 1.0
+    method: str = key("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
+    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = key(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
+    epochs: int | None = key(1, "passes over the query set at most; none: as many as max_steps allow", 0)
+    max_steps: int | None = key(50, "batches at most; none: no limit", 0)
+    batch_size: int = key(5, "examples in a batch", 1)
+    joint: bool = key(False, "train the local part along")
+    passes: int = key(1, "how often reconstruction and update follow one another in a round", 1)
+    pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server's optimizer with its own settings, and what a client weighs: `examples` or `uniform`.
+    """The server's optimizer with its own settings, and what a client weighs."""
 
-    The rate stays (`constant`) or falls to zero over the run's rounds (`cosine`).
-    """
-
-    optimizer: str = "sgd"
-    rate: float = 1.0
-    schedule: str = "constant"
-    weighting: str = "examples"
+    optimizer: str = key("sgd", "sgd, adagrad, adam, yogi; its own settings are server.settings.NAME")
+    rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
+    schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
+    weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SimulationConfig:
-    """How the rounds are run: `lanes` 0 measures and chooses; `backend` compiled or plain."""
+    """How the rounds are run."""
 
-    backend: str = "compiled"
-    lanes: int = 0
-    rounds_per_call: int = 25
-    evaluate_every: int = 50
-    checkpoint_every: int = 100
+    backend: str = key("compiled", "compiled, or plain (one client at a time; names the one that fails)")
+    lanes: int = key(0, "clients side by side on a device; 0: measured and chosen", 0)
+    rounds_per_call: int = key(25, "rounds in one compiled call", 1)
+    evaluate_every: int = key(50, "rounds between looks at the validation clients; 0: only at the end", 0)
+    checkpoint_every: int = key(100, "rounds between checkpoints; 0: only at the end", 0)
 
 
 @dataclass(frozen=True)
 class Config:
     """Everything about a run. `data` are the task's own options."""
 
-    task: str = "planted"
-    algorithm: str = "fed_recon"
-    rounds: int = 500
-    seed: int = 0
+    task: str = key("planted", "a name from `partwise tasks`")
+    algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
+    rounds: int = key(500, "rounds of the run", 1)
+    seed: int = key(0, "what all randomness comes from", 0, 2**32 - 1)
     data: Mapping[str, Any] = field(default_factory=dict)
     cohort: CohortConfig = field(default_factory=CohortConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
@@ -126,67 +132,98 @@ class Config:
         return tomli_w.dumps(_without_none(dataclasses.asdict(self)))
 
 
-def _changed(section: Any, key: str, parts: list[str], value: Any) -> Any:
-    name, rest = parts[0], parts[1:]
-    if isinstance(section, Mapping):
-        return {**section, ".".join(parts): _literal(value)}
-    known = {f.name: f for f in dataclasses.fields(section)}
+def _changed(part: Any, key: str, names: list[str], value: Any) -> Any:
+    name, rest = names[0], names[1:]
+    known = {f.name: f for f in dataclasses.fields(part)}
     if name not in known:
         raise unknown("configuration key", key, _dotted_keys())
+    current = getattr(part, name)
+    if isinstance(current, Mapping):
+        return dataclasses.replace(part, **{name: _with_option(current, key, ".".join(rest), value)})
+    if dataclasses.is_dataclass(current):
+        if not rest:
+            raise UserError(f"'{key}' is a section, not a value: set one of its keys, as in {key}.name=value")
+        return dataclasses.replace(part, **{name: _changed(current, key, rest, value)})
     if rest:
-        return dataclasses.replace(section, **{name: _changed(getattr(section, name), key, rest, value)})
-    return dataclasses.replace(
-        section, **{name: _typed(key, value, getattr(section, name), str(known[name].type))}
-    )
+        raise UserError(f"'{key}' does not exist: '{key.removesuffix('.' + '.'.join(rest))}' is a value")
+    return dataclasses.replace(part, **{name: _setting(key, value, known[name])})
 
 
-def _literal(value: Any) -> Any:
-    """Text as the number or truth value that it looks like."""
-    if not isinstance(value, str):
-        return value
-    for read in (int, float):
-        try:
-            return read(value)
-        except ValueError:
-            continue
-    return {"true": True, "false": False}.get(value.lower(), value)
-
-
-def _typed(key: str, value: Any, current: Any, kind: str) -> Any:
-    """`value` as the key's type; text from the command line is read, anything else must fit."""
-    if dataclasses.is_dataclass(current) or isinstance(current, Mapping):
-        if isinstance(value, Mapping) and isinstance(current, Mapping):
-            return dict(value)
+def _with_option(options: Mapping[str, Any], key: str, name: str, value: Any) -> dict[str, Any]:
+    """One more option of a task, or of the server's optimizer (these are all numbers)."""
+    if not name and isinstance(value, Mapping):
+        return dict(value)
+    if not name:
         raise UserError(f"'{key}' is a section, not a value: set one of its keys, as in {key}.name=value")
-    if str(value).lower() == "none" and "None" in kind:
+    return {**options, name: to_number(key, value) if key.startswith("server.") else value}
+
+
+def _setting(key: str, value: Any, about: dataclasses.Field) -> Any:
+    """`value` as the key's type, within its limits."""
+    read = to_type(key, value, str(about.type))
+    least, most = about.metadata["least"], about.metadata["most"]
+    if isinstance(read, int | float) and not isinstance(read, bool) and not least <= read <= most:
+        raise UserError(f"'{key}' must be {_range(least, most)}, not {value}")
+    return read
+
+
+def _range(least: float, most: float) -> str:
+    return f"at least {least}" if most == math.inf else f"between {least} and {most}"
+
+
+def to_type(key: str, value: Any, kind: str) -> Any:
+    """`value` as a bool, int, float or str (or None, if `kind` says so); text is read, anything else must fit."""
+    names = kind.split(" | ")
+    if str(value).lower() == "none" and "None" in names:
         return None
-    wanted = next(t for t in (bool, int, float, str) if t.__name__ in kind.split(" | "))
-    text = str(value)
+    if "bool" in names:
+        truth = {"true": True, "false": False}.get(str(value).lower())
+        return truth if truth is not None else _refuse(key, value, kind)
+    if "int" in names or "float" in names:
+        return to_number(key, value, kind)
+    return str(value)
+
+
+def to_number(key: str, value: Any, kind: str = "float") -> int | float:
+    """A finite number; exactly the whole number it says, if `kind` has int."""
+    whole = "int" in kind.split(" | ")
     try:
-        if wanted is bool:
-            return {"true": True, "false": False}[text.lower()]
-        if wanted is int and float(text) != int(float(text)):
-            raise ValueError
-        return int(float(text)) if wanted is int else wanted(text)
-    except (KeyError, ValueError, OverflowError):
-        raise UserError(f"'{key}' must be {_words(kind)}, not {value!r}") from None
+        number = int(str(value)) if whole else float(str(value))
+    except ValueError:
+        number = _float_or_nan(value)
+    if isinstance(number, float) and (not math.isfinite(number) or (whole and number % 1)):
+        _refuse(key, value, kind)
+    return int(number) if whole else number
 
 
-def _words(kind: str) -> str:
-    return {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(
-        kind, kind.replace("int", "a whole number").replace("None", "none").replace("|", "or")
-    )
+def _float_or_nan(value: Any) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.nan
+
+
+def _refuse(key: str, value: Any, kind: str) -> Any:
+    words = {"bool": "true or false", "int": "a whole number", "float": "a number", "None": "none"}
+    wanted = " or ".join(words.get(name, name) for name in kind.split(" | "))
+    finite = " that is finite" if str(value).lower().lstrip("+-") in ("nan", "inf", "infinity") else ""
+    raise UserError(f"'{key}' must be {wanted}{finite}, not {str(value)!r}")
 
 
 def _dotted_keys() -> list[str]:
-    keys = []
-    for f in dataclasses.fields(Config):
-        default = getattr(Config(), f.name)
-        if dataclasses.is_dataclass(default):
-            keys += [f"{f.name}.{inner.name}" for inner in dataclasses.fields(default)]
-        else:
-            keys.append(f.name)
-    return keys
+    return [name for name, _, _ in explain()]
+
+
+def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
+    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed."""
+    config = config or Config()
+    lines = []
+    for about in dataclasses.fields(config):
+        value = getattr(config, about.name)
+        inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        keys = [(f"{about.name}.{f.name}", getattr(value, f.name), f) for f in inner]
+        lines += keys or [(about.name, value, about)]
+    return [(name, value, f.metadata["meaning"]) for name, value, f in lines if f.metadata]
 
 
 def _without_none(value: Any) -> Any:

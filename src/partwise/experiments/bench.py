@@ -53,7 +53,8 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     import numpy as np
 
     from partwise.config.algorithms import prepare
-    from partwise.experiments.run import make_evaluator, make_simulation, resolve
+    from partwise.experiments.resolve import resolve
+    from partwise.experiments.run import make_evaluator, make_simulation
     from partwise.simulation.clock import compile_seconds
 
     task, config = resolve(case.task, data if case.task != "planted" else None, case.changes)

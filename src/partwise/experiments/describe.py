@@ -1,4 +1,4 @@
-"""A task before it is trained: parameters, roles, bytes, clients, and where the data came from."""
+"""A task before it is trained: parameters, roles, bytes, clients, where the data came from, and its settings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithms.base import whole_model
+from partwise.config.algorithms import find_algorithm
+from partwise.config.options import explain_options
+from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
-from partwise.experiments.run import resolve
+from partwise.experiments.resolve import resolve
+from partwise.model.partition import DEFAULT, Description
 from partwise.selection.choose import choose_all, mean_keys
 from partwise.selection.keys import client_numbers, own_keys
+from partwise.tasks import defaults_for, find_task
 
 SAMPLE = 1000  # clients whose keys are counted
 
@@ -27,11 +32,34 @@ def describe(name: str, data: str | None, changes: Mapping[str, Any]) -> dict[st
     stores = {"train": task.train, "validation": task.validation, "test": task.test}
     return {
         "task": name,
-        "parameters": [line._asdict() for line in lines],
+        "parameters": [each._asdict() for line in lines for each in _with_default(line)],
         "clients": {part: _numbers(store) for part, store in stores.items()},
         "best": dict(task.best),
         "source": dict(task.train.info),
     }
+
+
+def _with_default(line: Description) -> list[Description]:
+    """A local leaf with a learned default is two: the leaf, which stays, and its default, which travels."""
+    if not (line.role.startswith("local") and line.bytes_down):
+        return [line]
+    default = Description(DEFAULT + line.path, line.shape, "shared", line.bytes_down, line.bytes_up)
+    return [line._replace(bytes_down=0, bytes_up=0), default]
+
+
+def list_settings(name: str | None, algorithm: str) -> list[dict[str, Any]]:
+    """Every key of the configuration with its value and meaning; with a task, its own values and options."""
+    find_algorithm(algorithm)
+    options, config = [], Config(algorithm=algorithm)
+    if name is not None:
+        entry = find_task(name)
+        known = entry.defaults if entry.defaults is not None else entry.load(None).defaults
+        config = config.changed({"task": name} | defaults_for(known, algorithm))
+        options = explain_options(entry.load)
+    return [
+        {"key": key, "value": value, "meaning": meaning}
+        for key, value, meaning in (*explain(config), *options)
+    ]
 
 
 def _numbers(store: ClientStore) -> dict[str, int]:

@@ -99,8 +99,15 @@ class Kitchen:
 
     def __init__(self, data: str | None, seeds: Sequence[int], quick: bool, progress: Progress):
         self.data, self.seeds, self.quick, self.progress = data, list(seeds), quick, progress
+        self.number, self.of = 0, 0  # the recipe that is being done, of so many
         self._tasks: dict[tuple, Task] = {}
         self._trained: dict[tuple, list[Trial]] = {}
+
+    def show(self, name: str) -> Progress:
+        """Progress of the next recipe, with its number."""
+        self.number += 1
+        part = f"row {self.number} of {self.of}: {name}"
+        return lambda status: self.progress(status._replace(part=part))
 
     def prepared(self, recipe: Recipe) -> tuple[Task, Config]:
         """The recipe's task and configuration."""
@@ -120,10 +127,10 @@ class Kitchen:
 
     def cook(self, recipe: Recipe) -> Outcome:
         """Search the grid, run the best again with every seed, look at the test clients."""
-        began = time.perf_counter()
+        began, show = time.perf_counter(), self.show(recipe.name)
         task, config = self.prepared(recipe)
         grid = grid_of({key: values[:1] if self.quick else values for key, values in recipe.grid.items()})
-        trials = self._sweep(recipe, task, config, grid, self.seeds[:1])
+        trials = self._sweep(recipe, task, config, grid, self.seeds[:1], show)
         evaluated = config.changed(recipe.evaluation)
         variants = (
             [{}] if "reconstruct.rate" in recipe.grid else [{"reconstruct.rate": r} for r in EVALUATION_RATES]
@@ -135,7 +142,8 @@ class Kitchen:
         ]
         best = best_of(candidates, "rmse")
         rates = {key: value for key, value in best.changes.items() if key in recipe.grid}
-        again = self._sweep(recipe, task, config, [rates], self.seeds[1:]) if len(self.seeds) > 1 else []
+        more = self.seeds[1:]
+        again = self._sweep(recipe, task, config, [rates], more, show) if more else []
         evaluate = make_evaluator(prepare(task, evaluated), evaluated, task.test)
         named = {RATES[key]: value for key, value in best.changes.items()}
         tests = [evaluate(trial.params, named) for trial in (best, *again)]
@@ -149,12 +157,12 @@ class Kitchen:
         return [evaluate(trial.params, named(trial)) for trial in trials]
 
     def _sweep(
-        self, recipe: Recipe, task: Task, config: Config, grid: list, seeds: Sequence[int]
+        self, recipe: Recipe, task: Task, config: Config, grid: list, seeds: Sequence[int], show: Progress
     ) -> list[Trial]:
         """Train, or take what was trained before for another way of evaluation."""
         key = (recipe.task, str(recipe.changes), str(grid), tuple(seeds))
         if key not in self._trained:
-            self._trained[key] = sweep(task, config, grid, seeds, self.progress)
+            self._trained[key] = sweep(task, config, grid, seeds, show)
         return self._trained[key]
 
 
@@ -163,6 +171,7 @@ def table1(
 ) -> dict[str, Any]:
     """Tables 1 and 3: nine rows of the paper, and one of our own."""
     kitchen = Kitchen(data, seeds, quick, progress)
+    kitchen.of = len(RECIPES) + 1
     outcomes = [kitchen.cook(recipe) for recipe in (*RECIPES, OURS)]
     rows = []
     for outcome in outcomes:
@@ -184,9 +193,8 @@ def table1(
                     "seconds": outcome.seconds,
                 }
             )
-    bars_beside(
-        out / "fedrecon-table1.png", [r for r in rows if r["metric"] == "rmse"], "RMSE (lower is better)", 1.5
-    )
+    errors = [row for row in rows if row["metric"] == "rmse"]
+    bars_beside(out / "fedrecon-table1.png", errors, "RMSE (lower is better)", 1.5, quick)
     return {"rows": rows}
 
 
@@ -199,16 +207,18 @@ def figure3(
     """Accuracy relative to the base for other numbers of reconstruction and update steps (base: 50 of each)."""
     kitchen = Kitchen(data, seeds, quick, progress)
     base_recipe = next(recipe for recipe in RECIPES if recipe.name == "FedRecon")
+    steps_of = {key: values[-1:] if quick else values for key, values in STEPS.items()}
+    kitchen.of = 1 + sum(map(len, steps_of.values()))
     base = kitchen.cook(base_recipe)
     fixed = {key: (value,) for key, value in base.chosen.items()}
     mean = lambda outcome: float(np.mean([test["accuracy"] for test in outcome.tests]))
     paper = {("reconstruct.max_steps", 0): 0.0}
     rows = []
-    for key, values in STEPS.items():
-        for steps in values[-1:] if quick else values:
-            outcome = kitchen.cook(base_recipe._replace(changes={key: steps}, grid=fixed))
-            relative = [test["accuracy"] / mean(base) for test in outcome.tests]
+    for key, values in steps_of.items():
+        for steps in values:
             name = f"k_{'r' if key.startswith('recon') else 'u'} = {steps}"
+            outcome = kitchen.cook(base_recipe._replace(name=name, changes={key: steps}, grid=fixed))
+            relative = [test["accuracy"] / mean(base) for test in outcome.tests]
             rows.append(
                 {
                     "row": name,
@@ -219,11 +229,11 @@ def figure3(
                     "seeds": len(relative),
                 }
             )
-    _draw_steps(out / "fedrecon-figure3.png", rows)
+    _draw_steps(out / "fedrecon-figure3.png", rows, quick)
     return {"rows": rows, "base_accuracy": mean(base), "rates": dict(base.chosen)}
 
 
-def _draw_steps(path: Path, rows: list[dict[str, Any]]) -> None:
+def _draw_steps(path: Path, rows: list[dict[str, Any]], quick: bool) -> None:
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, letter, words in zip(
         figure.subplots(1, 2, sharey=True), "ru", ("reconstruction", "update"), strict=True
@@ -240,7 +250,7 @@ def _draw_steps(path: Path, rows: list[dict[str, Any]]) -> None:
         axes.axhline(1.0, color=QUIET, linewidth=0.8)
         axes.set(xlabel=f"{words} steps", ylabel="accuracy relative to 50 steps", ylim=(0, 1.1))
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
-    save_picture(path, figure)
+    save_picture(path, figure, quick)
 
 
 SERVER_RATES = {
@@ -258,10 +268,11 @@ def figure4(
     kitchen = Kitchen(data, seeds, quick, progress)
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes, rows = figure.subplots(), []
+    kitchen.of = len(SERVER_RATES)
     for name, rates in SERVER_RATES.items():
         recipe = Recipe(name, None, None, "movielens", {"server.optimizer": name}, {"server.rate": rates})
         task, config = kitchen.prepared(recipe)
-        trials = sweep(task, config, grid_of(recipe.grid), seeds[:1], progress)
+        trials = sweep(task, config, grid_of(recipe.grid), seeds[:1], kitchen.show(name))
         best = best_of(trials, "rmse")
         smooth = np.convolve(best.losses, np.ones(10) / 10, "valid")
         axes.plot(np.arange(len(smooth)) + 10, smooth, label=f"{name}, rate {best.changes['server.rate']:g}")
@@ -279,5 +290,5 @@ def figure4(
         )
     axes.set(xlabel="round", ylabel="training loss (mean of 10 rounds)", yscale="log")
     axes.legend(frameon=False, fontsize=8)
-    save_picture(out / "fedrecon-figure4.png", figure)
+    save_picture(out / "fedrecon-figure4.png", figure, quick)
     return {"rows": rows}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,24 +39,41 @@ class Folder:
 
     # Configuration
 
+    def check_free(self) -> None:
+        """Raise if a run is here already, or if no folder can be made here."""
+        if self.exists():
+            raise UserError(
+                f"'{self.path}' already holds a run: add --resume (resume=True) to go on, or choose another "
+                f"folder with --out (out=...)"
+            )
+        parent = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            reason = "may not be written to" if parent.is_dir() else "is not a folder"
+            raise UserError(
+                f"could not make the run folder '{self.path}': '{parent}' {reason}. Choose another "
+                f"with --out (out=...)"
+            )
+
     def start(
         self, config: Config, options: Mapping[str, Any], vocabularies: Mapping[str, np.ndarray]
     ) -> None:
         """A new run: refuses a folder that holds one already."""
-        if self.exists():
-            raise UserError(
-                f"'{self.path}' already holds a run: add --resume to go on, or choose another --out"
-            )
-        self._make()
-        write_file(self.path / "config.toml", config.to_toml().encode())
+        self.check_free()
         write_file(self.path / "model.json", to_json(options))
         write_file(self.path / "vocabularies.json", to_json({n: v.tolist() for n, v in vocabularies.items()}))
+        self.save_config(config)
 
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"could not make the run folder '{self.path}': {error.strerror}") from None
+    def save_config(self, config: Config) -> None:
+        """config.toml; with it, there is a run here."""
+        write_file(self.path / "config.toml", config.to_toml().encode())
+
+    def discard(self) -> None:
+        """Remove a run that came to nothing; what others put into the folder stays."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        for name in ("config.toml", "model.json", "vocabularies.json", "metrics.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
 
     def exists(self) -> bool:
         """Whether a run was started here."""
@@ -83,7 +103,7 @@ class Folder:
         except OSError as error:
             raise UserError(
                 f"could not write '{self.path / 'metrics.jsonl'}': {error.strerror}. Checkpoints are intact; make "
-                f"room, then go on with --resume."
+                f"room, then go on with --resume (resume=True)."
             ) from None
 
     def records(self) -> list[dict[str, Any]]:
@@ -118,17 +138,24 @@ class Folder:
         saved = sorted((self.path / "checkpoints").glob("*.safetensors"))
         return Checkpoint(saved[-1], load_arrays(saved[-1])[1]) if saved else None
 
+    def rounds_done(self) -> int:
+        """How many rounds need not be run again."""
+        saved = self.last_checkpoint()
+        return saved.header["round"] if saved else 0
+
     def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         """The server's leaves, by path."""
         save_arrays(self.path / "model.safetensors", params, header)
 
     def model(self) -> dict[str, np.ndarray]:
         """The trained leaves; of a run that has not ended, an error."""
-        if not (self.path / "model.safetensors").exists():
+        path, rounds = self.path / "model.safetensors", self.config().rounds
+        arrays, header = load_arrays(path) if path.exists() else ({}, {"round": -1})
+        if header.get("round", rounds) < rounds:
             raise UserError(
-                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out`"
+                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
             )
-        return load_arrays(self.path / "model.safetensors")[0]
+        return arrays
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json."""

@@ -19,10 +19,11 @@ from partwise.config.settings import Config
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table
 from partwise.experiments.folder import Folder
+from partwise.experiments.resolve import entry_of
 from partwise.simulation.evaluate import EVALUATION_ROUND
 from partwise.simulation.loop import round_rng
-from partwise.tasks import TASKS, Setting
-from partwise.types import UserError
+from partwise.tasks import Setting
+from partwise.types import UserError, unknown
 
 
 class ClientFile(NamedTuple):
@@ -43,6 +44,7 @@ class Personal:
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
         }  # in the user's files
+        self.client_column = str(config.data.get("client", "user"))
         self.params = setting.partition.server_leaves(params)
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
@@ -53,49 +55,100 @@ class Personal:
         """From a run's folder; its training data is not needed."""
         folder = Folder(run)
         config = folder.config()
-        if config.task not in TASKS:
-            raise UserError(
-                f"the run's task '{config.task}' is not a named one, so the folder alone cannot rebuild its model; "
-                f"use the Run that train() returned"
-            )
-        setting = TASKS[config.task].settings(**folder.model_options())[0]
+        setting = entry_of(config.task).settings(**folder.model_options())[0]
         return cls(config, setting, folder.model(), folder.vocabularies())
 
     def personalize(
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
         """The local part, from fresh values or (to refresh it) from the one there was."""
+        if local is not None:
+            self._check_local(local)
         return self.device.personalize(self._message(examples), examples, local=local)
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
         """The model's output for each example."""
-        return self.device.predict(self._message(examples), local, examples)
+        self._check_local(local)
+        try:
+            return self.device.predict(self._message(examples), local, examples)
+        except KeyError as error:
+            raise UserError(f"the model reads the column {error}, which the client's table has not") from None
+
+    def _check_local(self, local: Mapping[str, Any]) -> None:
+        partition = self.setting.partition
+        wanted = {path: tuple(partition.shapes[path].shape) for path in partition.local_paths}
+        found = {path: np.shape(leaf) for path, leaf in local.items()}
+        if found != wanted:
+            raise UserError(
+                f"this local part has {_shapes(found)}, and the model needs {_shapes(wanted)}: it was rebuilt for "
+                f"another model. Rebuild it for this one (`partwise personalize`)"
+            )
 
     def _message(self, examples: ClientStore) -> bytes:
         """What the client would fetch: here from the model at hand."""
         partition = self.setting.partition
         return send(partition, self.params, self.device.ask(examples).keys, self.rng)
 
-    def read(self, path: str | Path, columns: tuple[str, ...]) -> ClientFile:
+    def columns_in(self, path: str | Path) -> tuple[str, ...]:
+        """The model's columns that a file has: its keys, which it must have, and others that can be read."""
+        others = [name for name in self.setting.columns if name not in self.vocabularies]
+        there = [name for name in others if _column(path, self.names[name], key=False) is not None]
+        return tuple(n for n in self.setting.columns if n in self.vocabularies or n in there)
+
+    def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
         """One client's CSV or Parquet file with these columns, ids as in the source of the training data.
 
-        Rows with ids that the model has never met cannot be used; they are counted.
+        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met cannot
+        be used; they are counted.
         """
         named = [name for name in columns if name in self.vocabularies]
         names = {self.names[name]: name for name in columns}
         table = read_table(path, client=None, columns=list(names), ids=[self.names[name] for name in named])
         table = table.rename(names)
-        rows, keep, unknown = dict(table.columns), np.ones(table.num_examples, bool), {}
+        own = self._own_rows(path, client_id, table.num_examples)
+        rows, keep, strange = dict(table.columns), own.copy(), {}
         for name in named:
             keys, known = _look_up(self.vocabularies[name], table.vocabularies[name])
-            unknown[name] = int((~known[rows[name]]).sum())
+            strange[name] = int((own & ~known[rows[name]]).sum())
             keep &= known[rows[name]]
             rows[name] = keys[rows[name]]
         if not keep.any():
-            raise UserError(f"'{path}': none of its {len(keep)} rows names anything that the model knows")
+            raise UserError(f"'{path}': none of its {own.sum()} rows names anything that the model knows")
         rows = {name: values[keep] for name, values in rows.items()}
         store = group_rows(np.zeros(int(keep.sum()), np.int64), rows, (), {"source": str(path)})
-        return ClientFile(store, np.flatnonzero(keep), unknown)
+        return ClientFile(store, np.flatnonzero(keep), strange)
+
+    def _own_rows(self, path: str | Path, client_id: str | None, num_rows: int) -> np.ndarray:
+        """Which rows are the client's: all, or where a column names clients, those of one."""
+        name = self.client_column
+        clients = None if name in self.names.values() else _column(path, name)
+        if clients is None:
+            if client_id is not None:
+                raise UserError(
+                    f"'{path}' has no column '{name}', in which client '{client_id}' could be found"
+                )
+            return np.ones(num_rows, bool)
+        ids = clients.vocabularies[name].astype(str)
+        if client_id is None and len(ids) > 1:
+            raise UserError(
+                f"'{path}' holds rows of {len(ids)} clients (column '{name}'), and a client has its own rows only: "
+                f"pick one, as in --id {ids[0]} (client_id={str(ids[0])!r})"
+            )
+        if client_id is not None and client_id not in ids:
+            raise unknown("client", client_id, ids)
+        return ids[clients.columns[name]] == (ids[0] if client_id is None else client_id)
+
+
+def _column(path: str | Path, name: str, key: bool = True) -> ClientStore | None:
+    """One column of a table, in the order of its rows; None if it is not there or cannot be read."""
+    try:
+        return read_table(path, client=None, columns=[name], ids=[name] if key else [])
+    except UserError:
+        return None
+
+
+def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{path} {shape}" for path, shape in shapes.items()) or "nothing"
 
 
 def _look_up(vocabulary: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from partwise.checkpoint import write_file
 
 INK, QUIET = "#1f4e79", "#8a8a8a"
+QUICK = "quick check of the machinery, not the reproduction"
 
 
 def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
@@ -38,14 +39,18 @@ def _first_metric(test: Mapping[str, Any]) -> str:
     return next(name for name in test if name != "loss")
 
 
-def save_picture(path: Path, figure: Figure) -> None:
-    """A PNG, whole or not at all."""
+def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
+    """A PNG, whole or not at all; a quick one says so."""
+    if quick:
+        figure.suptitle(QUICK, fontsize=10, color="#b03a2e")
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
     write_file(path, data.getvalue())
 
 
-def bars_beside(path: Path, rows: Sequence[Mapping[str, Any]], label: str, most: float) -> None:
+def bars_beside(
+    path: Path, rows: Sequence[Mapping[str, Any]], label: str, most: float, quick: bool = False
+) -> None:
     """The paper's figures beside ours, a pair of bars a row; bars longer than `most` are cut and labelled."""
     figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1), layout="constrained")
     axes = figure.subplots()
@@ -58,4 +63,4 @@ def bars_beside(path: Path, rows: Sequence[Mapping[str, Any]], label: str, most:
     axes.invert_yaxis()
     axes.set(xlabel=label, xlim=(0.7, most * 1.05))
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    save_picture(path, figure)
+    save_picture(path, figure, quick)

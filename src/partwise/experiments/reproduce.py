@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 from partwise.checkpoint import write_file
 from partwise.experiments import fedrecon
 from partwise.experiments.folder import to_json
+from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
 from partwise.types import UserError, unknown
 
@@ -44,7 +46,14 @@ def reproduce(
         raise unknown("reproduction", name, REPRODUCTIONS)
     if seeds < 1:
         raise UserError(f"--seeds must be at least 1, not {seeds}")
-    folder, began = Path(out or Path("runs") / name), time.perf_counter()
+    folder, began = Path(out or Path("runs") / (f"{name}-quick" if quick else name)), time.perf_counter()
+    file = folder / f"{name}.json"
+    replaced = _full_result(file)
+    if quick and replaced:
+        raise UserError(
+            f"'{folder}' holds a full reproduction, which a quick check shall not overwrite: choose another folder "
+            f"with --out (out=...)"
+        )
     result = REPRODUCTIONS[name].function(data, folder, range(seeds), quick, progress)
     result = {
         "name": name,
@@ -52,16 +61,30 @@ def reproduce(
         "quick": quick,
         "seconds": time.perf_counter() - began,
         "folder": str(folder),
+        "replaced": replaced,
     }
-    write_file(folder / f"{name}.json", to_json(result))
+    write_file(file, to_json(result))
     return result
+
+
+def _full_result(file: Path) -> bool:
+    """Whether a full reproduction was written there before."""
+    try:
+        return not json.loads(file.read_text()).get("quick", False)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
     """Paper beside ours."""
-    table = Table("row", "metric", "paper", "ours", "spread", title=result["name"])
+    title = f"{result['name']}: {QUICK}" if result["quick"] else result["name"]
+    table = Table("row", "metric", "paper", "ours", "spread", title=title)
     for row in result["rows"]:
         paper = "-" if row["paper"] is None else f"{row['paper']:.4g}"
         table.add_row(row["row"], row["metric"], paper, f"{row['ours']:.4f}", f"± {row['spread']:.4f}")
     console.print(table)
     console.print(f"{result['seconds']:.0f} s; JSON and pictures in {result['folder']}", highlight=False)
+    if result["quick"]:
+        console.print(f"This was a {QUICK}: few rounds, few rates, MovieLens-100k.", highlight=False)
+    if result["replaced"]:
+        console.print("The full result that was there before was replaced.", highlight=False)

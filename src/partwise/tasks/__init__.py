@@ -1,34 +1,88 @@
-"""Tasks by name. To add one: a module with `load`, and a line here."""
+"""Tasks by name. To add one: a module with `load`, and a line here; or in a package of your own, an entry point
+of the group `partwise.tasks`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from partwise.plugins import find, find_all, names
 from partwise.tasks import movielens, planted, ratings
-from partwise.tasks.base import Entry, Setting, Task, defaults_of
+from partwise.tasks.base import (
+    Entry,
+    Setting,
+    Task,
+    defaults_for,
+    defaults_of,
+    keyword_options,
+    takes_any_option,
+)
 from partwise.tasks.ratings import ratings_task
-from partwise.types import UserError, unknown
+from partwise.types import UserError, nearest
+
+GROUP = "partwise.tasks"  # of entry points
 
 TASKS: dict[str, Entry] = {
-    "planted": Entry("ratings from a planted truth; needs no data", planted.load, ratings.settings),
-    "movielens": Entry(
-        "MovieLens ratings, unseen users (FedRecon, Table 1)", movielens.load, ratings.settings
+    "planted": Entry(
+        "ratings from a planted truth; needs no data",
+        planted.load,
+        ratings.settings,
+        ratings.DEFAULTS | planted.DEFAULTS,
     ),
-    "movielens-seen": Entry("MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings),
-    "ratings": Entry("your own table of user, item, rating", ratings.load, ratings.settings),
+    "movielens": Entry(
+        "MovieLens ratings, unseen users (FedRecon, Table 1)",
+        movielens.load,
+        ratings.settings,
+        ratings.DEFAULTS,
+    ),
+    "movielens-seen": Entry(
+        "MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings, ratings.DEFAULTS
+    ),
+    "ratings": Entry(
+        "your own table of user, item, rating", ratings.load, ratings.settings, ratings.DEFAULTS
+    ),
 }
+
+
+def find_task(name: str) -> Entry:
+    """A task by name, the library's own or an installed package's."""
+    return find(TASKS, GROUP, "task", name)
+
+
+def is_named(name: str) -> bool:
+    """Whether there is a task of that name."""
+    return name in names(TASKS, GROUP)
+
+
+def all_tasks() -> dict[str, Entry]:
+    """Every named task."""
+    return find_all(TASKS, GROUP, "task")
 
 
 def load_task(name: str, data: str | None = None, **options: Any) -> Task:
     """A task by name, from the data at `data` (a task's own default if None)."""
-    if name not in TASKS:
-        raise unknown("task", name, TASKS)
-    try:
-        return TASKS[name].load(data, **options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        raise UserError(f"task '{name}': {str(error).split(') ')[-1].removeprefix('got an ')}") from None
+    load = find_task(name).load
+    known = keyword_options(load)
+    for option in options:
+        if option not in known and not takes_any_option(load):
+            raise UserError(
+                f"task '{name}' has no option '{option}' ({nearest(option, known)}); "
+                f"`partwise settings {name}` lists them all"
+            )
+    loaded = {**options, **({"path": str(data)} if data else {})}
+    return load(data, **options)._replace(loaded=loaded)
 
 
-__all__ = ["TASKS", "Entry", "Setting", "Task", "defaults_of", "load_task", "ratings_task"]
+__all__ = [
+    "TASKS",
+    "Entry",
+    "Setting",
+    "Task",
+    "all_tasks",
+    "defaults_for",
+    "defaults_of",
+    "find_task",
+    "is_named",
+    "keyword_options",
+    "load_task",
+    "ratings_task",
+]

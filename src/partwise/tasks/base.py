@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
@@ -30,6 +31,7 @@ class Task(NamedTuple):
                a mapping of those that it needs otherwise
     seen:      whether validation and test clients are training clients (other examples of theirs)
     best:      the best reachable metrics on the test clients, where they are known
+    loaded:    the options of [data] that it was loaded with, so that a run says how to load it again
     """
 
     name: str
@@ -42,12 +44,18 @@ class Task(NamedTuple):
     defaults: Mapping[str, Any] = {}
     seen: bool = False
     best: Mapping[str, float] = {}
+    loaded: Mapping[str, Any] = {}
 
 
 def defaults_of(task: Task, algorithm: str) -> dict[str, Any]:
     """The task's settings for an algorithm."""
-    common = {key: value for key, value in task.defaults.items() if not isinstance(value, Mapping)}
-    return common | dict(task.defaults.get(algorithm, {}))
+    return defaults_for(task.defaults, algorithm)
+
+
+def defaults_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Those settings that the algorithm needs, out of a task's `defaults`."""
+    common = {key: value for key, value in defaults.items() if not isinstance(value, Mapping)}
+    return common | dict(defaults.get(algorithm, {}))
 
 
 class Entry(NamedTuple):
@@ -55,8 +63,41 @@ class Entry(NamedTuple):
 
     load:     (path of the data or None, **options of [data]) -> Task
     settings: options -> (personal, stateful), to use a trained model where the data is not
+    defaults: the task's defaults as far as they are known without its data, for `partwise settings`
     """
 
     summary: str
     load: Callable[..., Task]
     settings: Callable[..., tuple[Setting, Setting | None]]
+    defaults: Mapping[str, Any] | None = None
+
+
+Load = TypeVar("Load", bound=Callable[..., Task])
+
+
+def takes_options_of(other: Callable[..., Task], but: tuple[str, ...] = ()) -> Callable[[Load], Load]:
+    """Says that a `load` hands its `**options` on to `other`, all `but` those that it gives itself."""
+
+    def note(load: Load) -> Load:
+        own, more = keyword_options(load), keyword_options(other)
+        merged = own | {name: p for name, p in more.items() if name not in (*own, *but)}
+        first = inspect.Parameter("data", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        load.__signature__ = inspect.Signature([first, *merged.values()])  # pyright: ignore[reportFunctionMemberAccess]
+        return load
+
+    return note
+
+
+def keyword_options(load: Callable[..., Task]) -> dict[str, inspect.Parameter]:
+    """The options of [data]: all arguments of a `load` but its first, by name, with their types and defaults."""
+    try:
+        parameters = inspect.signature(load, eval_str=True).parameters
+    except NameError:  # types that only a type checker imports
+        parameters = inspect.signature(load).parameters
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {name: p for name, p in list(parameters.items())[1:] if p.kind in kinds}
+
+
+def takes_any_option(load: Callable[..., Task]) -> bool:
+    """Whether a `load` has a `**options` of which nothing more is known."""
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(load).parameters.values())

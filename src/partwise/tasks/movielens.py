@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from partwise.data.loaders import movielens
-from partwise.tasks.base import Task
+from partwise.tasks.base import Task, takes_options_of
 from partwise.tasks.ratings import ratings_task
 
 
-def load(data: str | None = None, *, size: str = "1m", **options: Any) -> Task:
+@takes_options_of(ratings_task, but=("name", "defaults"))
+def load(
+    data: str | None = None, *, size: Annotated[str, "the release: 1m or 100k"] = "1m", **options: Any
+) -> Task:
     """Unseen users: 80 % of the users train, 10 % validate, 10 % test (4,832 / 604 / 604 of MovieLens-1M)."""
     return ratings_task(movielens.load(data, size), name="movielens", **options)
 
 
+@takes_options_of(load, but=("seen",))
 def load_seen(data: str | None = None, **options: Any) -> Task:
     """Seen users: each user's ratings are cut 80/10/10 by time."""
     return load(data, seen=True, **options)._replace(name="movielens-seen")

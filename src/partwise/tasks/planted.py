@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from partwise.client.split import Split, Subset, alternate
 from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.planted import oracle
 from partwise.data.store import ClientStore
-from partwise.tasks.base import Task
+from partwise.model.partition import Initial
+from partwise.tasks.base import Task, takes_options_of
 from partwise.tasks.ratings import ratings_task
 
 # Chosen on the validation clients. The pull is what the planted noise and spread of users suggest.
@@ -29,16 +30,18 @@ DEFAULTS = {
 }
 
 
+@takes_options_of(ratings_task, but=("name", "order", "defaults"))
 def load(
     data: str | None = None,
     *,
-    num_clients: int = 5000,
-    num_items: int = 500,
-    rank: int = 8,
-    noise: float = 0.5,
-    mean_examples: float = 60,
-    planted_seed: int = 0,
-    dim: int = 8,
+    num_clients: Annotated[int, "clients that are generated"] = 5000,
+    num_items: Annotated[int, "items that they rate"] = 500,
+    rank: Annotated[int, "size of the true vectors"] = 8,
+    noise: Annotated[float, "standard deviation of a rating around the truth"] = 0.5,
+    mean_examples: Annotated[float, "ratings of a client, on average"] = 60,
+    planted_seed: Annotated[int, "what the truth is drawn from"] = 0,
+    dim: Annotated[int, "size of the learned vectors"] = 8,
+    initial: Annotated[Initial, "where local parameters start"] = "learned",
     **options: Any,
 ) -> Task:
     """Generate in memory; or open `data`, a folder written before by `planted_ratings(out=...)`."""
@@ -52,8 +55,10 @@ def load(
         planted.store,
         "planted",
         dim=dim,
+        initial=initial,
         order=order,
-        **{"initial": "learned", "defaults": DEFAULTS} | options,
+        defaults=DEFAULTS,
+        **options,
     )
     return task._replace(best=best_reachable(planted, task.test, alternate(5)))
 

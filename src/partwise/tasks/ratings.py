@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from partwise.data import holdout
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 from partwise.model.partition import Initial, keyed, local, partition
-from partwise.tasks.base import Setting, Task
+from partwise.tasks.base import Setting, Task, takes_options_of
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError, unknown
 
@@ -59,13 +59,13 @@ def ratings_task(
     store: ClientStore,
     name: str = "ratings",
     *,
-    dim: int = 50,
-    initial: Initial = "random",
-    biases: bool = False,
-    max_examples: int = 300,
-    order: Literal["shuffle", "time", "as is"] = "shuffle",
-    seed: int = 42,
-    seen: bool = False,
+    dim: Annotated[int, "size of the vectors"] = 50,
+    initial: Annotated[Initial, "where local parameters start"] = "random",
+    biases: Annotated[bool, "a mean, and a number for every user and item"] = False,
+    max_examples: Annotated[int, "examples of a client that are kept"] = 300,
+    order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
+    seed: Annotated[int, "of the shuffle and of the cut into train, validation and test"] = 42,
+    seen: Annotated[bool, "test on other examples of training clients (fed_avg, central)"] = False,
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
     """A task from a store with the columns `item` (keys), `rating` and perhaps `time`.
@@ -74,6 +74,8 @@ def ratings_task(
     by time where there is a time. Of every client (if `seen`, in training) the first `max_examples` are kept:
     shuffled, by time, or as they lie (which copies nothing and is the choice for a store larger than memory).
     """
+    if dim < 1:
+        raise UserError(f"dim is {dim}: vectors have at least 1 number")
     for column in ("item", "rating"):
         if column not in store.columns:
             raise unknown("column (a table of ratings has item and rating)", column, store.columns)
@@ -90,7 +92,9 @@ def ratings_task(
     smaller = {"cohort.size": min(DEFAULTS["cohort.size"], max(train.num_clients // 2, 1))}
     given = DEFAULTS | smaller | dict(defaults or {})
     server_side = stateful if "user" in train.columns else None
-    return Task(name, train, validation, test, personal, server_side, options, given, seen)
+    loaded = {"dim": dim, "initial": initial, "biases": biases, "max_examples": max_examples}
+    loaded |= {"order": order, "seed": seed, "seen": seen}
+    return Task(name, train, validation, test, personal, server_side, options, given, seen, loaded=loaded)
 
 
 def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
@@ -108,13 +112,14 @@ def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
     return copied.with_columns(user=np.repeat(np.arange(copied.num_clients, dtype=np.int32), copied.counts))
 
 
+@takes_options_of(ratings_task, but=("name", "defaults"))
 def load(
     data: str | None = None,
     *,
-    client: str = "user",
-    item: str = "item",
-    rating: str = "rating",
-    time: str | None = None,
+    client: Annotated[str, "the column that names the client"] = "user",
+    item: Annotated[str, "the column of items"] = "item",
+    rating: Annotated[str, "the column of ratings"] = "rating",
+    time: Annotated[str | None, "a column of times, if there is one"] = None,
     **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise; the names of its columns."""

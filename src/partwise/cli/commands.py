@@ -1,0 +1,189 @@
+"""What the commands do. Each returns what --json prints; imports are inside, so that `partwise --help` is quick."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from partwise.cli import show
+from partwise.cli.progress import show_progress
+from partwise.types import UserError
+
+Options = argparse.Namespace
+Result = Mapping[str, Any]
+
+
+def train(options: Options) -> Result:
+    """`partwise train`."""
+    from partwise.experiments.run import train as train_task
+
+    task, changes = _asked(options)
+    options.folder = Path(options.out) if options.out else _free_folder(options, task, changes)
+    with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
+        run = train_task(
+            task,
+            data=options.data,
+            out=options.folder,
+            resume=options.resume,
+            progress=progress,
+            changes=changes,
+        )
+    if not options.json:
+        show.summary(run.summary, options.folder)
+    return {**run.summary, "folder": str(options.folder)}
+
+
+def _asked(options: Options) -> tuple[str | None, dict[str, Any]]:
+    """The task, and the settings: the TOML file, then the named options, then --set."""
+    from partwise.config.settings import parse_assignments, read_toml
+
+    changes = read_toml(Path(options.config)) if options.config else {}
+    written = changes.pop("task", None)
+    named = {"algorithm": options.algorithm, "rounds": options.rounds, "cohort.size": options.cohort}
+    changes |= {key: value for key, value in {**named, "seed": options.seed}.items() if value is not None}
+    changes |= parse_assignments(options.set)
+    if options.task and changes.get("task", options.task) != options.task:
+        raise UserError(
+            f"two tasks were given, '{options.task}' and --set task={changes['task']}: leave one out"
+        )
+    return options.task or changes.pop("task", written), changes
+
+
+def _free_folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:
+    if options.resume:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    name = f"{task or 'planted'}-{changes.get('algorithm', 'fed_recon')}-seed{changes.get('seed', 0)}"
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def settings(options: Options) -> Result:
+    """`partwise settings`."""
+    from partwise.experiments.describe import list_settings
+
+    lines = list_settings(options.task, options.algorithm)
+    if not options.json:
+        show.settings_table(lines, f"settings of {options.task}" if options.task else "settings")
+    return {"settings": lines}
+
+
+def evaluate(options: Options) -> Result:
+    """`partwise evaluate`."""
+    from partwise.config.settings import parse_assignments
+    from partwise.experiments.run import evaluate_run
+    from partwise.experiments.summary import not_finite
+
+    changes = parse_assignments(options.set)
+    result = evaluate_run(options.run_folder, options.split, changes, options.data)
+    if not options.json:
+        show.evaluation(result, f"{options.run_folder}: {options.split} clients")
+        show.warn_not_finite(not_finite(result), options.split)
+    return {"run": options.run_folder, "split": options.split, **result}
+
+
+def personalize(options: Options) -> Result:
+    """`partwise personalize`."""
+    from partwise.experiments.personal import Personal, load_local, save_local
+
+    personal = Personal.open(options.run_folder)
+    client = personal.read(options.client, personal.setting.columns, options.id)
+    before = load_local(options.local) if options.local else None
+    local = personal.personalize(client.examples, before)
+    save_local(options.out, local, options.run_folder)
+    num_examples = client.examples.num_examples
+    if not options.json:
+        show.unknown_rows(client.unknown)
+        names = ", ".join(local) or "nothing (the model has no local part)"
+        show.say(f"Rebuilt {names} from {num_examples} examples; kept in {options.out}, sent nowhere.")
+    shapes = {path: list(leaf.shape) for path, leaf in local.items()}
+    return {"out": options.out, "examples": num_examples, "unknown": client.unknown, "leaves": shapes}
+
+
+def predict(options: Options) -> Result:
+    """`partwise predict`."""
+    from partwise.experiments.personal import Personal, load_local
+
+    personal = Personal.open(options.run_folder)
+    client = personal.read(options.client, personal.columns_in(options.client), options.id)
+    outputs = personal.predict(load_local(options.local), client.examples)
+    keys = [name for name in client.examples.columns if name in personal.vocabularies]
+    ids = {name: personal.vocabularies[name][client.examples.columns[name]] for name in keys}
+    rows = [
+        {
+            "row": int(row) + 1,
+            **{name: values[i].item() for name, values in ids.items()},
+            "output": outputs[i].tolist(),
+        }
+        for i, row in enumerate(client.rows)
+    ]
+    if not options.json:
+        show.unknown_rows(client.unknown)
+        show.predictions(rows, keys)
+    return {"predictions": rows, "unknown": client.unknown}
+
+
+def reproduce(options: Options) -> Result:
+    """`partwise reproduce`."""
+    from partwise.experiments import reproduce as papers
+
+    with show_progress(options, options.name) as progress:
+        result = papers.reproduce(
+            options.name,
+            data=options.data,
+            out=options.out,
+            seeds=options.seeds,
+            quick=options.quick,
+            progress=progress,
+        )
+    if not options.json:
+        papers.show_table(show.out, result)
+    return result
+
+
+def bench(options: Options) -> Result:
+    """`partwise bench`."""
+    from partwise.experiments import bench as benchmarks
+
+    if options.name is None:
+        names = {name: entry.summary for name, entry in benchmarks.BENCHMARKS.items()}
+        return _listing(options, "benchmark", names)
+    result = benchmarks.bench(options.name, data=options.data, quick=options.quick)
+    if not options.json:
+        benchmarks.show_table(show.out, result)
+    return result
+
+
+def tasks(options: Options) -> Result:
+    """`partwise tasks`."""
+    from partwise.tasks import all_tasks
+
+    return _listing(options, "task", {name: entry.summary for name, entry in all_tasks().items()})
+
+
+def algorithms(options: Options) -> Result:
+    """`partwise algorithms`."""
+    from partwise.config.algorithms import all_algorithms
+
+    return _listing(options, "algorithm", {name: entry.summary for name, entry in all_algorithms().items()})
+
+
+def _listing(options: Options, kind: str, entries: Mapping[str, str]) -> Result:
+    if not options.json:
+        show.listing(kind, entries)
+    return {f"{kind}s": dict(entries)}
+
+
+def describe(options: Options) -> Result:
+    """`partwise describe`."""
+    from partwise.config.settings import parse_assignments
+    from partwise.experiments.describe import describe as describe_task
+
+    result = describe_task(options.task, options.data, parse_assignments(options.set))
+    if not options.json:
+        show.description(result)
+    return result

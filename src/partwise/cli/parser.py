@@ -1,0 +1,128 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from partwise import __version__
+from partwise.cli import commands
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All commands."""
+    parser = argparse.ArgumentParser(
+        prog="partwise",
+        description="Federated learning in which every client holds only its part of the model.",
+    )
+    parser.add_argument("--version", action="version", version=f"partwise {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable, text: str, more: str = "") -> argparse.ArgumentParser:
+        sub = subparsers.add_parser(name, help=text, description=f"{text}{more}")
+        sub.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+        sub.add_argument("--debug", action="store_true", help="with an error, print the traceback too")
+        sub.set_defaults(run=run)
+        return sub
+
+    _add_train(command)
+    _add_settings(command)
+    _add_evaluate(command)
+    _add_reproduce(command)
+    _add_personalize(command)
+    _add_predict(command)
+    _add_rest(command)
+    return parser
+
+
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def _add_set(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="dotted.key=value",
+        help="change a setting; `partwise settings [TASK]` lists them all",
+    )
+
+
+def _add_quiet(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _add_train(command: Command) -> None:
+    more = ". All settings, their defaults and meaning: `partwise settings [TASK]`."
+    sub = command("train", commands.train, "train a task (default: planted, which needs no data)", more)
+    sub.add_argument("task", nargs="?", help="a name from `partwise tasks`")
+    sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: fed_recon)")
+    sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
+    sub.add_argument("--rounds", metavar="N")
+    sub.add_argument("--cohort", metavar="M", help="clients per round")
+    sub.add_argument("--seed", metavar="S")
+    sub.add_argument("--config", help="a TOML file, such as the config.toml of another run")
+    _add_set(sub)
+    sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    _add_quiet(sub)
+
+
+def _add_settings(command: Command) -> None:
+    sub = command("settings", commands.settings, "list every --set key with its value and meaning")
+    sub.add_argument("task", nargs="?", help="with this task's own values and options")
+    sub.add_argument("--algorithm", default="fed_recon", help="with the task's values for this algorithm")
+
+
+def _add_evaluate(command: Command) -> None:
+    sub = command("evaluate", commands.evaluate, "evaluate a run again, perhaps with other settings")
+    sub.add_argument("run_folder", metavar="RUN")
+    sub.add_argument("--split", default="test", help="train, validation or test")
+    sub.add_argument("--data", help="file or folder of the run's data (default: where it was)")
+    _add_set(sub)
+
+
+def _add_reproduce(command: Command) -> None:
+    sub = command("reproduce", commands.reproduce, "a table or figure of a paper, its figures beside ours")
+    sub.add_argument("name", help="fedrecon-table1, fedrecon-figure3 or fedrecon-figure4")
+    sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
+    sub.add_argument(
+        "--out", help="folder for JSON and pictures (default: runs/NAME, or runs/NAME-quick with --quick)"
+    )
+    sub.add_argument("--seeds", type=int, default=3)
+    sub.add_argument("--quick", action="store_true", help="few rounds and settings, to see that it works")
+    _add_quiet(sub)
+
+
+def _add_personalize(command: Command) -> None:
+    sub = command("personalize", commands.personalize, "rebuild a client's local part, offline")
+    sub.add_argument("run_folder", metavar="RUN")
+    sub.add_argument(
+        "--client", required=True, metavar="FILE", help="CSV or Parquet of the client's examples"
+    )
+    sub.add_argument("--id", metavar="VALUE", help="the client whose rows are meant, if FILE has several")
+    sub.add_argument("--local", metavar="FILE", help="the local part there was, to be refreshed")
+    sub.add_argument(
+        "--out", required=True, metavar="FILE", help="where to keep the local part (.safetensors)"
+    )
+
+
+def _add_predict(command: Command) -> None:
+    sub = command("predict", commands.predict, "use a model with a client's local part, offline")
+    sub.add_argument("run_folder", metavar="RUN")
+    sub.add_argument("--local", required=True, metavar="FILE")
+    sub.add_argument("--client", required=True, metavar="FILE", help="CSV or Parquet of what to predict for")
+    sub.add_argument("--id", metavar="VALUE", help="the client whose rows are meant, if FILE has several")
+
+
+def _add_rest(command: Command) -> None:
+    sub = command("bench", commands.bench, "measure speed and memory (without a name: list the benchmarks)")
+    sub.add_argument("name", nargs="?")
+    sub.add_argument("--data")
+    sub.add_argument("--quick", action="store_true", help="fewer cases")
+    command("tasks", commands.tasks, "list the tasks")
+    command("algorithms", commands.algorithms, "list the algorithms")
+    sub = command("describe", commands.describe, "a task's parameters, roles and bytes, and its clients")
+    sub.add_argument("task")
+    sub.add_argument("--data")
+    _add_set(sub)

@@ -1,0 +1,131 @@
+"""Tables and sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+err = Console(stderr=True)
+out = Console()
+
+
+def say(text: str) -> None:
+    """A sentence, as it is."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def listing(kind: str, entries: Mapping[str, str]) -> None:
+    """Names and what they are."""
+    table = Table(kind, "what it is")
+    for name, text in entries.items():
+        table.add_row(name, text)
+    out.print(table)
+
+
+def settings_table(lines: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Dotted key, value, meaning."""
+    table = Table("--set key", "value", "meaning", title=title)
+    for line in lines:
+        value = "none" if line["value"] is None else str(line["value"])
+        table.add_row(line["key"], value, line["meaning"])
+    out.print(table)
+
+
+def summary(told: Mapping[str, Any], folder: Any) -> None:
+    """The end of a run: metrics, what was left out, costs, and where it is."""
+    _metrics(told)
+    _left_out(told)
+    say(
+        f"{_clients(told['test'])}; a client fetched {told['bytes_down_per_client'] / 1e3:.1f} kB and sent "
+        f"{told['bytes_up_per_client'] / 1e3:.1f} kB a round; {1e3 * told['seconds_per_round']:.2f} ms a round "
+        f"({told['lanes']} lanes, {told['device']}), {told['seconds_compile']:.1f} s compiling, "
+        f"{told['seconds_total']:.1f} s in all."
+    )
+    out.print(
+        f"Recorded in {folder} (curve.png, metrics.jsonl, summary.json, model.safetensors).", highlight=False
+    )
+
+
+def _metrics(told: Mapping[str, Any]) -> None:
+    table = Table(title=f"{told['algorithm']} on {told['task']}: {told['rounds']} rounds")
+    for column in ("metric", "test clients", "mean over clients", "5 % .. 95 % of clients", "best reachable"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
+    for name, spread in told["test"]["over_clients"].items():
+        best = told["best"].get(name)
+        table.add_row(
+            name,
+            f"{told['test'][name]:.4f}",
+            f"{spread['mean']:.4f}" if "mean" in spread else "-",
+            f"{spread['p5']:.3f} .. {spread['p95']:.3f}" if "p5" in spread else "-",
+            f"{best:.4f}" if best is not None else "-",
+        )
+    out.print(table)
+    warn_not_finite(told["not_finite"], "test")
+
+
+def warn_not_finite(names: Sequence[str], split: str) -> None:
+    """Say that a metric is no number, so that nobody takes the model for trained."""
+    if names:
+        say(
+            f"Warning: {', '.join(names)} of the {split} clients is not a finite number; the model is of no use to "
+            f"some of them. Lower reconstruct.rate or update.rate."
+        )
+
+
+def _left_out(told: Mapping[str, Any]) -> None:
+    from partwise.experiments.checks import LEFT_OUT, tell_left_out
+
+    words = tell_left_out({reason: told[reason] for reason in LEFT_OUT})
+    if words:
+        say(f"Left out over all rounds: {words}.")
+
+
+def _clients(test: Mapping[str, Any]) -> str:
+    without = test["clients_without_examples"]
+    more = f" ({without} without examples to test on)" if without else ""
+    return f"{test['clients'] + without} test clients{more}"
+
+
+def evaluation(result: Mapping[str, Any], title: str) -> None:
+    """Metrics of a recorded run."""
+    table = Table("metric", "pooled", "mean over clients", title=title)
+    for name, spread in result["over_clients"].items():
+        table.add_row(name, f"{result[name]:.4f}", f"{spread.get('mean', float('nan')):.4f}")
+    out.print(table)
+
+
+def predictions(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """The model's outputs."""
+    table = Table("row", *keys, "output")
+    for row in rows:
+        output = row["output"]
+        text = f"{output:.4f}" if isinstance(output, float) else str(output)
+        table.add_row(str(row["row"]), *(str(row[name]) for name in keys), text)
+    out.print(table)
+
+
+def unknown_rows(unknown: Mapping[str, int]) -> None:
+    """Rows that the model cannot use."""
+    for name, count in unknown.items():
+        if count:
+            err.print(
+                f"{count} rows name a value of '{name}' that the model does not know; they are left out."
+            )
+
+
+def description(result: Mapping[str, Any]) -> None:
+    """A task's parameters, clients and source."""
+    table = Table(
+        "path", "shape", "role", "bytes down", "bytes up", title=f"{result['task']}, per client and round"
+    )
+    for line in result["parameters"]:
+        sizes = (f"{line['bytes_down']:,}", f"{line['bytes_up']:,}")
+        table.add_row(line["path"], str(tuple(line["shape"])), line["role"], *sizes)
+    out.print(table)
+    for part, numbers in result["clients"].items():
+        say(f"{part}: {numbers['clients']:,} clients, {numbers['examples']:,} examples")
+    for name, value in result["source"].items():
+        say(f"{name}: {value}")

@@ -1,0 +1,120 @@
+"""A task and its configuration: from what was asked for, or from the folder of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partwise.config.options import read_options
+from partwise.config.settings import Config
+from partwise.experiments.folder import Folder
+from partwise.tasks import Entry, Task, defaults_of, find_task, is_named, load_task
+from partwise.types import UserError
+
+
+def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> tuple[Task, Config]:
+    """The task, and the configuration: defaults, then the task's published settings, then `changes`."""
+    name = task if isinstance(task, str) else task.name
+    given = dict(changes) | ({"data.path": str(data)} if data else {})
+    if given.get("task", name) != name:
+        raise UserError(
+            f"the task is '{name}', but the settings say '{given['task']}': leave out task={given['task']}"
+        )
+    asked = Config(task=name).changed(given)
+    task = _load(name, asked.data) if isinstance(task, str) else _unchanged(task, asked.data)
+    config = Config(task=name).changed(defaults_of(task, asked.algorithm)).changed(given)
+    return task, dataclasses.replace(config, data=dict(task.loaded))
+
+
+def _load(name: str, options: Mapping[str, Any]) -> Task:
+    named = {key: value for key, value in options.items() if key != "path"}
+    return load_task(name, options.get("path"), **read_options(find_task(name).load, named))
+
+
+def _unchanged(task: Task, options: Mapping[str, Any]) -> Task:
+    """A Task object that is loaded already: options cannot change it any more."""
+    for name, value in options.items():
+        if name not in task.loaded or str(task.loaded[name]) != str(value):
+            raise UserError(
+                f"data.{name} = {value!r} cannot change a Task object, which is loaded already: make the Task "
+                f"with it, or give the name of a task instead"
+            )
+    return task
+
+
+def resumed(
+    folder: Folder, task: str | Task | None, data: str | None, changes: Mapping[str, Any]
+) -> tuple[Task, Config]:
+    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds."""
+    if not folder.exists():
+        raise UserError(
+            f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
+            f"(resume=True) to begin one there"
+        )
+    saved = folder.config()
+    name = task.name if isinstance(task, Task) else task or saved.task
+    if name != saved.task:
+        raise UserError(
+            f"the run in '{folder.path}' is of task '{saved.task}', not '{name}': leave the task out to go on "
+            f"with it, or begin another run in another folder"
+        )
+    loaded, config = reopened(folder, data, changes, task if isinstance(task, Task) else None)
+    _check_same(folder, saved, config)
+    _check_rounds(folder, saved, config)
+    return loaded, config
+
+
+def reopened(
+    folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
+) -> tuple[Task, Config]:
+    """The task and configuration of a recorded run, with changes; its data may have moved to `data`."""
+    saved = folder.config()
+    if task is None:
+        entry_of(saved.task)
+    loaded, config = resolve(task or saved.task, data, saved.flat() | dict(changes))
+    for name, ids in folder.vocabularies().items():
+        if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
+            raise UserError(
+                f"column '{name}' of the data has other ids than when the run in '{folder.path}' was trained: "
+                f"give the data of that time with --data (data=...)"
+            )
+    return loaded, config
+
+
+def entry_of(name: str) -> Entry:
+    """The named task of a run."""
+    if not is_named(name):
+        raise UserError(
+            f"the run's task '{name}' is not a named one, so its folder alone cannot rebuild it: use the Run "
+            f"that train() returned, or give the task a name by an entry point (docs/adding.md)"
+        )
+    return find_task(name)
+
+
+def _check_same(folder: Folder, saved: Config, config: Config) -> None:
+    before, now = saved.flat(), config.flat()
+    other = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    other = [key for key in other if key not in ("rounds", "data.path")]
+    if other:
+        told = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
+        raise UserError(
+            f"a resumed run keeps its configuration, and in '{folder.path}' {told}: only the number of rounds may "
+            f"be changed (--rounds, rounds=)"
+        )
+
+
+def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
+    done = folder.rounds_done()
+    if config.rounds < done:
+        raise UserError(
+            f"the run in '{folder.path}' already has {done} rounds; it cannot go on to {config.rounds}. Give a "
+            f"larger number, or none to end it as it was begun ({saved.rounds} rounds)"
+        )
+    if config.rounds != saved.rounds and saved.server.schedule != "constant":
+        raise UserError(
+            f"the rate of this run falls over its {saved.rounds} rounds, so it can be made neither longer nor "
+            f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"
+        )

@@ -1,0 +1,56 @@
+"""What is told of a run when it has ended."""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from partwise.config.settings import Config
+from partwise.experiments.checks import left_out
+from partwise.tasks import Task
+
+
+def summarize_run(
+    task: Task, config: Config, records: Sequence[Mapping[str, Any]], test: Mapping[str, Any]
+) -> dict[str, Any]:
+    """summary.json, but for the seconds."""
+    clients = max(sum(r["clients"] + r["empty"] + len(r["broken"]) for r in records), 1)
+    seconds = [record["seconds"] for record in records]
+    return {
+        "task": config.task,
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "seconds_per_round": float(np.median(seconds)) if seconds else math.nan,
+        "test": dict(test),
+        "not_finite": not_finite(test),
+        "best": dict(task.best),
+        **left_out(records),
+        "bytes_down_per_client": sum(record["bytes_down"] for record in records) / clients,
+        "bytes_up_per_client": sum(record["bytes_up"] for record in records) / clients,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("partwise", "jax", "optax", "numpy")},
+        },
+    }
+
+
+def not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics that are no finite number, or are not for some client, although there were examples."""
+    if not metrics["clients"]:
+        return []
+    over_clients = metrics["over_clients"]
+    return [
+        name
+        for name in over_clients
+        if not (math.isfinite(metrics[name]) and math.isfinite(over_clients[name]["mean"]))
+    ]

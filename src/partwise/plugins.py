@@ -1,0 +1,43 @@
+"""Names that installed packages add to the library's own, by entry points.
+
+A package says in its pyproject.toml: [project.entry-points."partwise.tasks"] name = "module:ENTRY". Nothing is
+imported before the name is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from partwise.types import UserError, unknown
+
+
+def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
+    """The entry of that name: the library's own, or an installed package's, which is then added to the registry."""
+    if name not in registry:
+        found = {point.name: point for point in metadata.entry_points(group=group)}
+        if name not in found:
+            raise unknown(kind, name, [*registry, *found])
+        registry[name] = _load(found[name])
+    return registry[name]
+
+
+def names(registry: dict[str, Any], group: str) -> list[str]:
+    """Every name, the library's own first; nothing is imported."""
+    return list(dict.fromkeys([*registry, *(point.name for point in metadata.entry_points(group=group))]))
+
+
+def find_all(registry: dict[str, Any], group: str, kind: str) -> dict[str, Any]:
+    """Every entry, the library's own first."""
+    return {name: find(registry, group, kind, name) for name in names(registry, group)}
+
+
+def _load(point: metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:
+        package = point.dist.name if point.dist else "?"
+        raise UserError(
+            f"'{point.name}' could not be loaded from {point.value} of the installed package {package}: {error!r}. "
+            f"Mend the package or uninstall it."
+        ) from error

@@ -1,0 +1,81 @@
+"""Runs in which clients do not count: some are told, all are an error, and a refused run leaves nothing."""
+
+import math
+
+import pytest
+
+from partwise.experiments.checks import check_counted, left_out
+from partwise.experiments.run import train
+from partwise.experiments.summary import not_finite
+from partwise.types import UserError
+
+SMALL = {
+    "data.num_clients": 40,
+    "data.num_items": 20,
+    "data.mean_examples": 12,
+    "data.dim": 2,
+    "cohort.size": 4,
+    "rounds": 2,
+    "simulation.lanes": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"cohort.size": 33}, r"only 32 training clients. Use --cohort 32 or fewer"),
+        ({"cohort.over_selection": 100}, r"x cohort.over_selection 100.*Lower cohort.over_selection"),
+        ({"cohort.min_examples": 100000}, r"nobody can take part: cohort.min_examples is 100000"),
+        ({"algorithm": "fed_avgg"}, "unknown algorithm"),
+        ({"simulation.backend": "fast"}, "compiled or plain"),
+        (
+            {"update.rate": 1e30},
+            r"no client counted in 2 rounds.* 8 updates that were not finite.*lower update",
+        ),
+    ],
+)
+def test_a_refused_run_leaves_no_folder(tmp_path, changes, says):
+    with pytest.raises(UserError, match=says):
+        train("planted", out=tmp_path / "run", changes=SMALL | changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_run_leaves_what_was_in_the_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="no client counted"):
+        train("planted", out=tmp_path, changes=SMALL | {"update.rate": 1e30})
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def record(clients, **reasons):
+    return {"clients": clients, "empty": 0, "too_small": 0, "dropped": 0, "broken": []} | reasons
+
+
+def test_a_run_is_given_up_early_but_not_at_once():
+    none = [record(0, empty=3)] * 25
+    check_counted(none[:19], 1000)
+    with pytest.raises(UserError, match=r"in 20 rounds.*60 clients without query examples.*split.kind=none"):
+        check_counted(none[:20], 1000)
+    with pytest.raises(UserError, match="in 5 rounds"):
+        check_counted(none[:5], 5)
+    check_counted([*none, record(1)], 1000)
+
+
+def test_what_was_left_out_is_in_the_summary():
+    assert left_out([record(1, broken=["a", "b"]), record(0, dropped=2, broken=["c"])]) == {
+        "broken": 3,
+        "empty": 0,
+        "too_small": 0,
+        "dropped": 2,
+    }
+    summary = train("planted", changes=SMALL | {"cohort.over_selection": 2, "cohort.dropout": 0.5}).summary
+    assert summary["dropped"] > 0
+    assert (summary["broken"], summary["not_finite"]) == (0, [])
+
+
+def test_metrics_that_are_not_finite_are_named():
+    spread = lambda mean: {"clients": 2, "mean": mean}
+    metrics = {"rmse": math.nan, "accuracy": 0.5, "loss": 1.0, "clients": 2}
+    metrics["over_clients"] = {"rmse": spread(math.nan), "accuracy": spread(0.5), "loss": spread(math.inf)}
+    assert not_finite(metrics) == ["rmse", "loss"]
+    assert not_finite(metrics | {"clients": 0}) == []
