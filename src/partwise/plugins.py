@@ -6,10 +6,19 @@ imported before the name is asked for.
 
 from __future__ import annotations
 
+import importlib
 from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 from partwise.types import UserError, unknown
+
+
+class Lazy(NamedTuple):
+    """An entry of the library's own that is imported when it is asked for, because it needs an extra."""
+
+    summary: str
+    where: str  # module:NAME
+    extra: str  # that it needs
 
 
 def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
@@ -19,6 +28,8 @@ def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
         if name not in found:
             raise unknown(kind, name, [*registry, *found])
         registry[name] = _load(found[name])
+    if isinstance(registry[name], Lazy):
+        registry[name] = _import(kind, name, registry[name])
     return registry[name]
 
 
@@ -28,8 +39,22 @@ def names(registry: dict[str, Any], group: str) -> list[str]:
 
 
 def find_all(registry: dict[str, Any], group: str, kind: str) -> dict[str, Any]:
-    """Every entry, the library's own first."""
-    return {name: find(registry, group, kind, name) for name in names(registry, group)}
+    """Every entry, the library's own first (those that need an extra not yet imported)."""
+    known = dict(registry)
+    return known | {
+        name: find(registry, group, kind, name) for name in names(registry, group) if name not in known
+    }
+
+
+def _import(kind: str, name: str, lazy: Lazy) -> Any:
+    module, _, entry = lazy.where.partition(":")
+    try:
+        return getattr(importlib.import_module(module), entry)
+    except ImportError as error:
+        raise UserError(
+            f"the {kind} '{name}' needs a package that is not installed ({error.name}): "
+            f"pip install 'partwise[{lazy.extra}]'"
+        ) from None
 
 
 def _load(point: metadata.EntryPoint) -> Any:

@@ -22,7 +22,7 @@ from partwise.model.partition import Partition, shared
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
-from partwise.tasks import TASKS, Setting, Task
+from partwise.tasks import Setting, Task, find_task, is_named
 
 
 def check_algorithm(
@@ -76,8 +76,8 @@ def check_task(task: Task) -> None:
             _check_setting(setting, task.train)
     for name in ("train", "validation", "test"):
         assert getattr(task, name).num_clients > 0, f"the {name} part has no clients"
-    if task.name in TASKS:
-        rebuilt = TASKS[task.name].settings(**task.options)[0]
+    if is_named(task.name):
+        rebuilt = find_task(task.name).settings(**task.options)[0]
         assert rebuilt.partition.shapes == task.personal.partition.shapes
         assert rebuilt.partition.roles == task.personal.partition.roles
 

@@ -54,7 +54,11 @@ def _asked(options: Options) -> tuple[str | None, dict[str, Any]]:
 def _free_folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:
     if options.resume:
         raise UserError("--resume needs the folder of the run: --out DIR")
-    name = f"{task or 'planted'}-{changes.get('algorithm', 'fed_recon')}-seed{changes.get('seed', 0)}"
+    from partwise.tasks import algorithm_of, find_task
+
+    task = task or "planted"
+    algorithm = changes.get("algorithm", algorithm_of(find_task(task).defaults))
+    name = f"{task}-{algorithm}-seed{changes.get('seed', 0)}"
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

@@ -56,7 +56,7 @@ def _add_train(command: Command) -> None:
     more = ". All settings, their defaults and meaning: `partwise settings [TASK]`."
     sub = command("train", commands.train, "train a task (default: planted, which needs no data)", more)
     sub.add_argument("task", nargs="?", help="a name from `partwise tasks`")
-    sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: fed_recon)")
+    sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: the task's own)")
     sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
     sub.add_argument("--rounds", metavar="N")
     sub.add_argument("--cohort", metavar="M", help="clients per round")
@@ -71,7 +71,7 @@ def _add_train(command: Command) -> None:
 def _add_settings(command: Command) -> None:
     sub = command("settings", commands.settings, "list every --set key with its value and meaning")
     sub.add_argument("task", nargs="?", help="with this task's own values and options")
-    sub.add_argument("--algorithm", default="fed_recon", help="with the task's values for this algorithm")
+    sub.add_argument("--algorithm", help="with the task's values for this algorithm")
 
 
 def _add_evaluate(command: Command) -> None:

@@ -12,15 +12,17 @@ from typing import Any, NamedTuple
 import optax
 
 from partwise.aggregation import mean
-from partwise.algorithms.base import Build
+from partwise.algorithms.base import Algorithm, Build, whole_model
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
+from partwise.algorithms.fed_select import fed_select
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.plugins import find, find_all
+from partwise.selection.choose import Choice, parse_choice
 from partwise.server import OPTIMIZERS, Optimizer, make_optimizer
 from partwise.tasks.base import Setting, Task
 from partwise.types import UserError, unknown
@@ -57,7 +59,14 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
 
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
     setting = _stateful(task)
-    build = _averaging_build(setting, config)
+    build = _averaging_build(setting, dataclasses.replace(config, select={}))
+    store = task.train.select(setting.columns)
+    return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
+
+
+def _prepare_fed_select(task: Task, config: Config) -> Prepared:
+    setting = _stateful(task)
+    build = _averaging_build(setting, config, fed_select)
     store = task.train.select(setting.columns)
     return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
 
@@ -65,7 +74,9 @@ def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
 def _prepare_central(task: Task, config: Config) -> Prepared:
     """All examples in one place: one client who has everything, one epoch a round, as plain SGD."""
     setting = _stateful(task)
-    whole = config.changed({"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}})
+    whole = config.changed(
+        {"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}, "select": {}}
+    )
     build = _averaging_build(setting, whole.changed({"update.max_steps": None}))
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
     return Prepared(build, _rates(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
@@ -78,7 +89,9 @@ def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str,
 
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
     """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
-    return (build, _stateful(task)) if task.seen else (_recon_build(task.personal, config), task.personal)
+    if task.seen or not task.personal.partition.local_paths:
+        return build, _stateful(task)
+    return _recon_build(task.personal, config), task.personal
 
 
 def _stateful(task: Task) -> Setting:
@@ -94,6 +107,7 @@ def _recon_build(setting: Setting, config: Config) -> Build:
     part, here = config.reconstruct, make_split(config.split)
     _one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
     _client_optimizer(part.optimizer, part.rate)
+    choose = _choose(setting, config)
 
     def build(rates: Mapping[str, Any]):
         if part.method == "solve":
@@ -112,6 +126,7 @@ def _recon_build(setting: Setting, config: Config) -> Build:
             update=_update(config, rates),
             optimizer=_server_optimizer(config, rates),
             aggregator=_aggregator(setting, config),
+            choose=choose,
             passes=config.update.passes,
             evaluation_split=_evaluation_split(config),
             check=reconstruct.check_solvable if part.method == "solve" else None,
@@ -120,14 +135,25 @@ def _recon_build(setting: Setting, config: Config) -> Build:
     return build
 
 
-def _averaging_build(setting: Setting, config: Config) -> Build:
-    return lambda rates: fed_avg(
+def _averaging_build(setting: Setting, config: Config, make: Callable[..., Algorithm] = fed_avg) -> Build:
+    choose = _choose(setting, config)
+    return lambda rates: make(
         setting.model,
         setting.partition,
         update=_update(config, rates),
         optimizer=_server_optimizer(config, rates),
         aggregator=_aggregator(setting, config),
+        choose=choose,
     )
+
+
+def _choose(setting: Setting, config: Config) -> dict[str, Choice]:
+    """Which keys clients ask for: as the configuration says; else all that could matter."""
+    known = {space: text for space, text in config.select.items() if space in setting.partition.spaces}
+    if len(known) < len(config.select):
+        name = next(space for space in config.select if space not in known)
+        raise unknown("key space of select", name, setting.partition.spaces)
+    return whole_model(setting.partition) | {space: parse_choice(text) for space, text in known.items()}
 
 
 def _update(config: Config, rates: Mapping[str, Any]) -> update.Update:
@@ -171,8 +197,10 @@ def _server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
 
 def _aggregator(setting: Setting, config: Config) -> mean.Aggregator:
     _one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
+    _one_of("server.mean", config.server.mean, ("cohort", "holders"))
     weigh = mean.by_examples if config.server.weighting == "examples" else mean.uniform
-    return mean.mean(weigh, setting.own_spaces)
+    everywhere = tuple(setting.partition.spaces) if config.server.mean == "holders" else setting.own_spaces
+    return mean.mean(weigh, everywhere)
 
 
 def _recruiting(config: Config) -> Recruiting:
@@ -204,6 +232,7 @@ class AlgorithmEntry(NamedTuple):
 
 ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fed_recon": AlgorithmEntry("Federated Reconstruction (Singhal et al., 2021)", _prepare_fed_recon),
+    "fed_select": AlgorithmEntry("Federated Select (Charles et al., 2022)", _prepare_fed_select),
     "fed_avg": AlgorithmEntry("Federated Averaging, any server optimizer", _prepare_fed_avg),
     "central": AlgorithmEntry("centralised SGD on pooled data; a round is an epoch", _prepare_central),
 }

@@ -85,6 +85,7 @@ class ServerConfig:
     rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
     schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
     weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
+    mean: str = key("cohort", "a keyed row's mean over the cohort, or over the holders of its key")
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -101,7 +102,8 @@ class SimulationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything about a run. `data` are the task's own options."""
+    """Everything about a run. `data` are the task's own options; `select` says for a key space which keys a client
+    asks for (see selection.choose)."""
 
     task: str = key("planted", "a name from `partwise tasks`")
     algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
@@ -114,6 +116,7 @@ class Config:
     reconstruct: ReconstructConfig = field(default_factory=ReconstructConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    select: Mapping[str, str] = field(default_factory=dict)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def changed(self, changes: Mapping[str, Any]) -> Config:

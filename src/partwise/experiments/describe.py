@@ -16,7 +16,7 @@ from partwise.experiments.resolve import resolve
 from partwise.model.partition import DEFAULT, Description
 from partwise.selection.choose import choose_all, mean_keys
 from partwise.selection.keys import client_numbers, own_keys
-from partwise.tasks import defaults_for, find_task
+from partwise.tasks import algorithm_of, defaults_for, find_task
 
 SAMPLE = 1000  # clients whose keys are counted
 
@@ -47,14 +47,15 @@ def _with_default(line: Description) -> list[Description]:
     return [line._replace(bytes_down=0, bytes_up=0), default]
 
 
-def list_settings(name: str | None, algorithm: str) -> list[dict[str, Any]]:
+def list_settings(name: str | None, algorithm: str | None = None) -> list[dict[str, Any]]:
     """Every key of the configuration with its value and meaning; with a task, its own values and options."""
-    find_algorithm(algorithm)
-    options, config = [], Config(algorithm=algorithm)
+    if algorithm is not None:
+        find_algorithm(algorithm)
+    options, config = [], Config(algorithm=algorithm or algorithm_of(None))
     if name is not None:
         entry = find_task(name)
         known = entry.defaults if entry.defaults is not None else entry.load(None).defaults
-        config = config.changed({"task": name} | defaults_for(known, algorithm))
+        config = config.changed({"task": name} | defaults_for(known, algorithm or algorithm_of(known)))
         options = explain_options(entry.load)
     return [
         {"key": key, "value": value, "meaning": meaning}

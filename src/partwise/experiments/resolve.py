@@ -11,7 +11,7 @@ import numpy as np
 from partwise.config.options import read_options
 from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
-from partwise.tasks import Entry, Task, defaults_of, find_task, is_named, load_task
+from partwise.tasks import Entry, Task, algorithm_of, defaults_of, find_task, is_named, load_task
 from partwise.types import UserError
 
 
@@ -25,7 +25,8 @@ def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> t
         )
     asked = Config(task=name).changed(given)
     task = _load(name, asked.data) if isinstance(task, str) else _unchanged(task, asked.data)
-    config = Config(task=name).changed(defaults_of(task, asked.algorithm)).changed(given)
+    algorithm = given.get("algorithm", algorithm_of(task.defaults))
+    config = Config(task=name).changed(defaults_of(task, algorithm)).changed(given)
     return task, dataclasses.replace(config, data=dict(task.loaded))
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from partwise.plugins import find, find_all, names
-from partwise.tasks import movielens, planted, ratings
+from partwise.plugins import Lazy, find, find_all, names
+from partwise.tasks import movielens, planted, ratings, tags
 from partwise.tasks.base import (
     Entry,
     Setting,
     Task,
+    algorithm_of,
     defaults_for,
     defaults_of,
     keyword_options,
@@ -21,7 +22,7 @@ from partwise.types import UserError, nearest
 
 GROUP = "partwise.tasks"  # of entry points
 
-TASKS: dict[str, Entry] = {
+TASKS: dict[str, Entry | Lazy] = {
     "planted": Entry(
         "ratings from a planted truth; needs no data",
         planted.load,
@@ -40,6 +41,27 @@ TASKS: dict[str, Entry] = {
     "ratings": Entry(
         "your own table of user, item, rating", ratings.load, ratings.settings, ratings.DEFAULTS
     ),
+    "tags": Entry(
+        "Stack Exchange or Stack Overflow posts to tags (Federated Select, Figure 2)",
+        tags.load,
+        tags.settings,
+        tags.DEFAULTS,
+    ),
+    "tags-planted": Entry(
+        "generated posts to tags, at any size", tags.load_generated, tags.settings, tags.DEFAULTS
+    ),
+    "handwriting": Lazy(
+        "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",
+        "partwise.tasks.handwriting:MNIST",
+        "flax",
+    ),
+    "emnist": Lazy("TFF's federated EMNIST, CNN or 2NN", "partwise.tasks.handwriting:EMNIST", "flax"),
+    "writers": Lazy("generated handwriting, at any size", "partwise.tasks.handwriting:WRITERS", "flax"),
+    "next-word": Lazy(
+        "Stack Exchange or Stack Overflow sentences, transformer (Federated Select, Figure 7)",
+        "partwise.tasks.next_word:NEXT_WORD",
+        "flax",
+    ),
 }
 
 
@@ -53,8 +75,8 @@ def is_named(name: str) -> bool:
     return name in names(TASKS, GROUP)
 
 
-def all_tasks() -> dict[str, Entry]:
-    """Every named task."""
+def all_tasks() -> dict[str, Entry | Lazy]:
+    """Every named task, to be listed; `find_task` has them ready for use."""
     return find_all(TASKS, GROUP, "task")
 
 
@@ -77,6 +99,7 @@ __all__ = [
     "Entry",
     "Setting",
     "Task",
+    "algorithm_of",
     "all_tasks",
     "defaults_for",
     "defaults_of",

@@ -23,12 +23,12 @@ class Setting(NamedTuple):
 class Task(NamedTuple):
     """What is learned, from whom, and how it is judged.
 
-    personal:  the setting in which some parameters are local
+    personal:  the setting in which some parameters are local (or none is)
     stateful:  the same model with those parameters on the server, keyed by client (for FedAvg and centralised
-               training); None if there is no such thing
+               training); None if there is no such thing; the same setting if nothing is local
     options:   all that rebuilds the settings without the data (see `Entry.settings`)
-    defaults:  published hyper-parameters, as dotted keys of the configuration; under the name of an algorithm,
-               a mapping of those that it needs otherwise
+    defaults:  published hyper-parameters, as dotted keys of the configuration, `algorithm` among them; under the
+               name of an algorithm, a mapping of those that it needs otherwise
     seen:      whether validation and test clients are training clients (other examples of theirs)
     best:      the best reachable metrics on the test clients, where they are known
     loaded:    the options of [data] that it was loaded with, so that a run says how to load it again
@@ -52,10 +52,15 @@ def defaults_of(task: Task, algorithm: str) -> dict[str, Any]:
     return defaults_for(task.defaults, algorithm)
 
 
+def algorithm_of(defaults: Mapping[str, Any] | None) -> str:
+    """The algorithm that a task is made for."""
+    return str((defaults or {}).get("algorithm", "fed_recon"))
+
+
 def defaults_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """Those settings that the algorithm needs, out of a task's `defaults`."""
     common = {key: value for key, value in defaults.items() if not isinstance(value, Mapping)}
-    return common | dict(defaults.get(algorithm, {}))
+    return common | dict(defaults.get(algorithm, {})) | {"algorithm": algorithm}
 
 
 class Entry(NamedTuple):

@@ -21,7 +21,7 @@ from partwise.data.writers import generate_writers
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric
-from partwise.tasks.base import Setting, Task
+from partwise.tasks.base import Entry, Setting, Task
 from partwise.types import unknown
 
 Network = Literal["cnn", "2nn"]
@@ -181,12 +181,17 @@ def load_generated(
 ) -> Task:
     """Generated writers, at any size."""
     store = generate_writers(num_clients, median, num_classes, seed=seed)
-    parts = holdout.by_client(store, (0.9, 0.05, 0.05), seed=seed)
-    return handwriting_task("writers", *parts, network, num_classes)
+    train, validation, test = holdout.by_client(store, (0.9, 0.05, 0.05), seed=seed)
+    return handwriting_task("writers", train, validation, test, network, num_classes)
 
 
 def handwriting_task(
-    name: str, train: ClientStore, validation: ClientStore, test: ClientStore, network: Network, num_classes: int
+    name: str,
+    train: ClientStore,
+    validation: ClientStore,
+    test: ClientStore,
+    network: Network,
+    num_classes: int,
 ) -> Task:
     """A task from stores with the columns `pixels` and `label`."""
     options = {"num_classes": num_classes, "network": network}
@@ -195,3 +200,8 @@ def handwriting_task(
     size = {"cohort.size": int(min(50, max(np.floor(train.num_clients / 2), 1)))}
     given = DEFAULTS | size | {"select.filter": f"random:{keys // 4}"}
     return Task(name, train, validation, test, personal, stateful, options, given)
+
+
+MNIST = Entry("MNIST by writer", load, settings, DEFAULTS)
+EMNIST = Entry("TFF's federated EMNIST", load_federated_emnist, settings, DEFAULTS)
+WRITERS = Entry("generated handwriting", load_generated, settings, DEFAULTS)

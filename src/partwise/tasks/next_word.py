@@ -23,7 +23,7 @@ from partwise.data.store import ClientStore
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, lookup
-from partwise.tasks.base import Setting, Task
+from partwise.tasks.base import Entry, Setting, Task
 
 NOTHING = -1e9  # the score of an output that a client does not hold
 DEFAULTS = {
@@ -141,7 +141,7 @@ def load(
     **shape: Any,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file); test clients are unseen."""
-    given = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
+    given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
     if data and Path(data).is_file() and Path(data).name.removesuffix(".lzma").endswith(".sqlite"):
         with tff.unpacked(Path(data)) as file:
             corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
@@ -156,6 +156,7 @@ def load(
 
 def _without_padding(store: ClientStore) -> ClientStore:
     """Padding as -1: it is nothing, and no key."""
+    store = store.gather(np.arange(store.num_clients))
     tokens = store.columns["tokens"]
     return store.with_columns(tokens=np.where(tokens == 0, -1, tokens).astype(np.int32))
 
@@ -175,3 +176,6 @@ def next_word_task(
     personal, stateful = settings(**options)
     given = DEFAULTS | {"cohort.size": min(50, max(train.num_clients // 2, 1))}
     return Task("next-word", train, validation, test, personal, stateful, options, given)
+
+
+NEXT_WORD = Entry("next word", load, settings, DEFAULTS)
