@@ -26,9 +26,13 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> dict[str, Sum
         outputs = model.predict(params, need.batch, client.rng)
         values: dict[str, Any] = {"loss": model.loss(outputs, need.batch)}
         values |= {name: metric.values(outputs, need.batch) for name, metric in model.metrics.items()}
-        weight = jnp.sum(jnp.where(need.mask, model.weight(need.batch), 0))
+        weigh = {name: metric.weight or model.weight for name, metric in model.metrics.items()}
+        masked = lambda each: jnp.sum(jnp.where(need.mask, each, 0))
         return {
-            name: Sums(total.value + jnp.sum(jnp.where(need.mask, values[name], 0)), total.weight + weight)
+            name: Sums(
+                total.value + masked(values[name]),
+                total.weight + masked(weigh.get(name, model.weight)(need.batch)),
+            )
             for name, total in sums.items()
         }
 

@@ -19,11 +19,16 @@ Batch = dict[str, jax.Array]
 
 
 class Metric(NamedTuple):
-    """A value per example, averaged over everything that was evaluated, then finished."""
+    """A value per example, averaged over everything that was evaluated, then finished.
+
+    An example counts with the metric's own weight, if it has one (the tags that a recall is of), else with the
+    model's; a value is then a sum over what the weight counts.
+    """
 
     values: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
     finish: Callable[[float], float] = lambda mean: mean
     higher_is_better: bool = False
+    weight: Callable[[Batch], jax.Array] | None = None
 
 
 def one_per_example(batch: Batch) -> jax.Array:

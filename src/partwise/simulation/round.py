@@ -77,6 +77,14 @@ def lane_client(
     )
 
 
+def over_lanes(lane: Callable[..., Any], slots: Slots, *same: Any) -> Any:
+    """A function of one slot for all lanes. A single lane is not batched: XLA then has plain matrix products."""
+    if slots.client.shape[0] > 1:
+        return jax.vmap(lane, in_axes=(0, *[None] * len(same)))(slots, *same)
+    one = lane(jax.tree_util.tree_map(lambda x: x[0], slots), *same)
+    return jax.tree_util.tree_map(lambda x: x[None], one)
+
+
 def lane_keys(
     choose: Mapping[str, Choice], shelf: Shelf, slot: Slots, capacities: Mapping[str, int]
 ) -> dict[str, Keys]:
@@ -170,7 +178,7 @@ def one_round(
         return report, jnp.where(broken, 0, weight), broken
 
     def chunk(total: Total, share: Chunk) -> tuple[Total, tuple[jax.Array, jax.Array]]:
-        reports, weights, broken = jax.vmap(lane, in_axes=(0, None))(share.slots, share.longest)
+        reports, weights, broken = over_lanes(lane, share.slots, share.longest)
         keys = lane_keys(choose, shelf, share.slots, capacities)
         lanes = Lanes(reports, weights, broken, keys, share.most_keys)
         return _add_lanes(total, lanes, algorithm.partition), (weights, broken & (share.slots.count > 0))

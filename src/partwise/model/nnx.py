@@ -1,0 +1,47 @@
+"""A Flax NNX module as a partwise model: its `Param`s are the parameters, by their paths in the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from partwise.model.spec import Batch, Metric, Model, one_per_example
+from partwise.types import UserError
+
+try:
+    from flax import nnx
+except ImportError:  # pragma: no cover - without the extra
+    raise UserError("Flax is not installed: pip install 'partwise[flax]'") from None
+
+
+def nnx_model(
+    build: Callable[[nnx.Rngs], Any],
+    loss: Callable[[jax.Array, Batch], jax.Array],
+    metrics: Mapping[str, Metric] | None = None,
+    *,
+    call: Callable[[Any, Batch], jax.Array] = lambda module, batch: module(batch),
+    weight: Callable[[Batch], jax.Array] = one_per_example,
+) -> Model:
+    """A model from a function that builds the module.
+
+    `call(module, batch)` gives the outputs. The module is rebuilt around whatever arrays it is given, so it may
+    be handed slices of its parameters: its code must take sizes from the arrays, not from its fields.
+    """
+    graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
+    if jax.tree_util.tree_leaves(rest):
+        raise UserError(
+            "this module has state beside its parameters (dropout, batch statistics), which is not supported yet: "
+            "build it without"
+        )
+
+    def init(rng: jax.Array) -> dict[str, Any]:
+        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(rng)), nnx.Param))
+
+    def predict(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        state = jax.tree_util.tree_map(lambda leaf: leaf, params)
+        nnx.replace_by_pure_dict(state, values)
+        return call(nnx.merge(graph, state, rest), batch)
+
+    return Model(init, predict, loss, dict(metrics or {}), weight)

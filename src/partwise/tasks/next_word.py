@@ -1,0 +1,177 @@
+"""Next word with a transformer (Federated Select, section 5.4): structured keys on words, random ones on units.
+
+A word's key owns its row of the embedding, its column of the output layer and its bias; a unit's key owns its
+column of the wide dense layer, its bias and its row of the layer after. A client's softmax is over the words
+it holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from partwise.data import holdout
+from partwise.data.loaders import stackexchange, stackoverflow, tff
+from partwise.data.sentences import TokenIds, sentence_store, sentence_vocabulary, split_sentence_stores
+from partwise.data.store import ClientStore
+from partwise.model.nnx import nnx_model
+from partwise.model.partition import keyed, partition
+from partwise.model.spec import Batch, Metric, lookup
+from partwise.tasks.base import Setting, Task
+
+NOTHING = -1e9  # the score of an output that a client does not hold
+DEFAULTS = {
+    "algorithm": "fed_select",
+    "rounds": 500,
+    "cohort.size": 50,
+    "update.rate": 0.1,
+    "update.epochs": 1,
+    "update.max_steps": None,
+    "update.batch_size": 16,
+    "server.optimizer": "adam",
+    "server.rate": 0.01,
+    "server.weighting": "uniform",
+    "select.word": "own",
+    "select.unit": "all",
+    "simulation.rounds_per_call": 5,
+}
+
+
+class Wide(nnx.Module):
+    """width -> units -> width; sizes are those of the arrays."""
+
+    def __init__(self, width: int, units: int, rngs: nnx.Rngs):
+        init = nnx.initializers.lecun_normal()
+        self.into = nnx.Param(init(rngs.params(), (width, units)))
+        self.into_bias = nnx.Param(jnp.zeros(units))
+        self.back = nnx.Param(init(rngs.params(), (units, width)))
+        self.back_bias = nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x @ self.into[...] + self.into_bias[...]) @ self.back[...] + self.back_bias[...]
+
+
+class Transformer(nnx.Module):
+    """Embedding, one block of causal attention and a wide dense layer, an output layer over all words."""
+
+    def __init__(self, num_ids: int, width: int, heads: int, units: int, length: int, rngs: nnx.Rngs):
+        small = nnx.initializers.normal(0.02)
+        self.embedding = nnx.Param(nnx.initializers.normal(width**-0.5)(rngs.params(), (num_ids, width)))
+        self.position = nnx.Param(small(rngs.params(), (length, width)))
+        self.attention = nnx.MultiHeadAttention(heads, width, decode=False, rngs=rngs)
+        self.wide = Wide(width, units, rngs)
+        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(3)])
+        self.out = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (width, num_ids)))
+        self.out_bias = nnx.Param(jnp.zeros(num_ids))
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        tokens = batch["tokens"][:, :-1]
+        x = lookup(self.embedding[...], tokens) * self.embedding.shape[-1] ** 0.5
+        x = x + self.position[: tokens.shape[1]]
+        causal = jnp.tril(jnp.ones((1, 1, tokens.shape[1], tokens.shape[1]), bool))
+        x = x + self.attention(self.norms[0](x), mask=causal)
+        x = x + self.wide(self.norms[1](x))
+        return self.norms[2](x) @ self.out[...] + self.out_bias[...]
+
+
+def _targets(batch: Batch) -> jax.Array:
+    return batch["tokens"][:, 1:]
+
+
+def _losses(scores: jax.Array, batch: Batch) -> jax.Array:
+    """Summed over the words of a sentence that are in the slice."""
+    target = _targets(batch)
+    each = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(target, 0))
+    return jnp.where(target >= 0, each, 0).sum(axis=-1)
+
+
+def _num_targets(batch: Batch) -> jax.Array:
+    return (_targets(batch) >= 0).sum(axis=-1) * 1.0
+
+
+def _accuracy(num_words: int) -> Metric:
+    """Top-1 over words; targets that are pad, out of vocabulary or the end of a sentence do not count, scores are
+    not masked (FedRecon's definition)."""
+    counted = lambda batch: (_targets(batch) >= 0) & (_targets(batch) <= num_words)
+
+    def right(scores: jax.Array, batch: Batch) -> jax.Array:
+        return ((jnp.argmax(scores, axis=-1) == _targets(batch)) & counted(batch)).sum(axis=-1) * 1.0
+
+    return Metric(right, higher_is_better=True, weight=lambda batch: counted(batch).sum(axis=-1) * 1.0)
+
+
+def settings(
+    num_ids: int, num_words: int, width: int = 96, heads: int = 8, units: int = 2048, length: int = 20
+) -> tuple[Setting, Setting]:
+    """One setting: there is nothing local in it."""
+    model = nnx_model(
+        lambda rngs: Transformer(num_ids, width, heads, units, length, rngs),
+        _losses,
+        {"accuracy": _accuracy(num_words)},
+        weight=_num_targets,
+    )
+    rules = {
+        "embedding": keyed("word"),
+        "out": keyed("word", axis=1, whole=True),
+        "out_bias": keyed("word", fill=NOTHING),
+        "wide/into": keyed("unit", axis=1),
+        "wide/into_bias": keyed("unit"),
+        "wide/back": keyed("unit"),
+    }
+    parts = partition(model, rules, columns={"word": ("tokens",), "unit": ()})
+    setting = Setting(model, parts, ("tokens",))
+    return setting, setting
+
+
+def load(
+    data: str | None = None,
+    *,
+    num_words: int = 10_000,
+    num_buckets: int = 1,
+    length: int = 20,
+    max_sentences: int = 1000,
+    comments: bool = True,
+    seed: int = 42,
+    **shape: Any,
+) -> Task:
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file); test clients are unseen."""
+    given = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
+    if data and Path(data).is_file() and Path(data).name.removesuffix(".lzma").endswith(".sqlite"):
+        with tff.unpacked(Path(data)) as file:
+            corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
+            words = sentence_vocabulary(corpora[0], num_words)
+            train, unseen = (sentence_store(corpus, words, **given) for corpus in corpora)
+        parts = (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
+    else:
+        corpus = stackexchange.load(data, comments=comments).hold()
+        parts = split_sentence_stores(corpus, num_words, seed=seed, **given)
+    return next_word_task(*map(_without_padding, parts), num_buckets=num_buckets, length=length, **shape)
+
+
+def _without_padding(store: ClientStore) -> ClientStore:
+    """Padding as -1: it is nothing, and no key."""
+    tokens = store.columns["tokens"]
+    return store.with_columns(tokens=np.where(tokens == 0, -1, tokens).astype(np.int32))
+
+
+def next_word_task(
+    train: ClientStore,
+    validation: ClientStore,
+    test: ClientStore,
+    num_buckets: int = 1,
+    length: int = 20,
+    **shape: Any,
+) -> Task:
+    """A task from stores with the column `tokens`."""
+    num_ids = train.num_keys("tokens")
+    num_words = num_ids - TokenIds(0, num_buckets).num_ids
+    options = {"num_ids": num_ids, "num_words": num_words, "length": length, **shape}
+    personal, stateful = settings(**options)
+    given = DEFAULTS | {"cohort.size": min(50, max(train.num_clients // 2, 1))}
+    return Task("next-word", train, validation, test, personal, stateful, options, given)

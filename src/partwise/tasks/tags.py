@@ -1,0 +1,119 @@
+"""Tag prediction (Federated Select, section 5.2): bag of words to tags, one-vs-rest logistic regression.
+
+The weight matrix is keyed by word; a client is sent the rows of the words it chose. The bias is shared.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise.data import holdout
+from partwise.data.loaders import stackexchange, stackoverflow, tff
+from partwise.data.planted_tags import best_recall, generate_tags
+from partwise.data.store import ClientStore
+from partwise.data.tags import split_tag_stores, tag_store, tag_vocabularies
+from partwise.model.partition import keyed, partition
+from partwise.model.spec import Batch, Metric, Model
+from partwise.tasks.base import Setting, Task
+
+TOP = 5
+DEFAULTS = {
+    "algorithm": "fed_select",
+    "rounds": 500,
+    "cohort.size": 50,
+    "update.rate": 1.0,
+    "update.epochs": 1,
+    "update.max_steps": None,
+    "update.batch_size": 16,
+    "server.optimizer": "adagrad",
+    "server.rate": 0.3,
+    "server.weighting": "uniform",
+    "select.word": "top:1000",
+    "simulation.rounds_per_call": 5,
+}
+
+
+def logistic_regression(num_words: int, num_tags: int) -> Model:
+    """Scores of all tags; the loss of an example is the sum over tags."""
+
+    def init(rng: jax.Array) -> dict[str, jax.Array]:
+        return {"weights": jnp.zeros((num_words, num_tags)), "bias": jnp.zeros(num_tags)}
+
+    def predict(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        return _indicators(batch["words"], len(params["weights"])) @ params["weights"] + params["bias"]
+
+    def losses(scores: jax.Array, batch: Batch) -> jax.Array:
+        return optax.sigmoid_binary_cross_entropy(scores, _indicators(batch["tags"], num_tags)).sum(axis=-1)
+
+    def hits(scores: jax.Array, batch: Batch) -> jax.Array:
+        _, best = jax.lax.top_k(scores, min(TOP, num_tags))
+        return (batch["tags"][:, :, None] == best[:, None, :]).any(axis=-1).sum(axis=-1) * 1.0
+
+    recall = Metric(hits, higher_is_better=True, weight=lambda batch: (batch["tags"] >= 0).sum(axis=-1) * 1.0)
+    return Model(init, predict, losses, {"recall_at_5": recall})
+
+
+def _indicators(ids: jax.Array, size: int) -> jax.Array:
+    """[B, L] ids as [B, size] of 0 and 1; -1 is nothing."""
+    rows = jnp.arange(ids.shape[0])[:, None]
+    return jnp.zeros((ids.shape[0], size)).at[rows, jnp.where(ids >= 0, ids, size)].set(1.0, mode="drop")
+
+
+def settings(num_words: int, num_tags: int) -> tuple[Setting, Setting]:
+    """One setting: there is nothing local in it."""
+    model = logistic_regression(num_words, num_tags)
+    parts = partition(model, {"weights": keyed("word", whole=True)}, columns={"word": ("words",)})
+    setting = Setting(model, parts, ("words", "tags"))
+    return setting, setting
+
+
+def load(
+    data: str | None = None,
+    *,
+    num_words: int = 10_000,
+    num_tags: int = 500,
+    width: int = 256,
+    seed: int = 42,
+) -> Task:
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file). Test clients are unseen; of Stack
+    Overflow, whose `test` holds the training users, the held-out users are cut in two."""
+    if data and Path(data).is_file() and Path(data).name.removesuffix(".lzma").endswith(".sqlite"):
+        with tff.unpacked(Path(data)) as file:
+            corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
+            vocabularies = tag_vocabularies(corpora[0], num_words, num_tags)
+            train, unseen = (tag_store(corpus, vocabularies, width) for corpus in corpora)
+        validation, test = holdout.by_client(unseen, (0.5, 0.5), seed=seed)
+        return tags_task("tags", train, validation, test)
+    corpus = stackexchange.load(data).hold()
+    parts = split_tag_stores(corpus, num_words, num_tags, seed=seed, width=width)
+    return tags_task("tags", *parts)
+
+
+def load_generated(
+    data: str | None = None,
+    *,
+    num_clients: int = 2000,
+    num_words: int = 10_000,
+    num_tags: int = 500,
+    mean_examples: float = 100,
+    words_per_example: int = 60,
+    seed: int = 0,
+) -> Task:
+    """Posts whose tags depend on their words through a planted model; the best reachable recall is known."""
+    store = generate_tags(num_clients, num_words, num_tags, mean_examples, words_per_example, seed=seed)
+    train, validation, test = holdout.by_client(store, (0.8, 0.1, 0.1), seed=seed)
+    task = tags_task("tags-planted", train, validation, test)
+    return task._replace(best={"recall_at_5": best_recall(test)})
+
+
+def tags_task(name: str, train: ClientStore, validation: ClientStore, test: ClientStore) -> Task:
+    """A task from stores with the columns `words` and `tags`."""
+    options = {"num_words": train.num_keys("words"), "num_tags": train.num_keys("tags")}
+    personal, stateful = settings(**options)
+    given = DEFAULTS | {"cohort.size": min(50, max(train.num_clients // 2, 1))}
+    return Task(name, train, validation, test, personal, stateful, options, given)
