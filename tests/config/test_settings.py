@@ -71,11 +71,11 @@ def test_options_of_a_task_are_read_as_its_types():
         read_options(load, {"initial": "learnt"})
 
 
-def test_every_option_of_every_task_is_explained():
-    for entry in all_tasks().values():
-        lines = explain_options(entry.load)
-        assert "data.dim" in [key for key, _, _ in lines]
-        assert all(meaning for _, _, meaning in lines)
+@pytest.mark.parametrize("name", ["planted", "movielens", "movielens-seen", "ratings"])
+def test_every_option_of_a_task_of_ratings_is_explained(name):
+    lines = explain_options(all_tasks()[name].load)
+    assert "data.dim" in [key for key, _, _ in lines]
+    assert all(meaning for _, _, meaning in lines)
 
 
 def test_options_that_a_task_has_not_come_with_the_nearest():

@@ -45,7 +45,7 @@ def reproduce(
     if name not in REPRODUCTIONS:
         raise unknown("reproduction", name, REPRODUCTIONS)
     if seeds < 1:
-        raise UserError(f"--seeds must be at least 1, not {seeds}")
+        raise UserError(f"the number of seeds must be at least 1, not {seeds} (--seeds, seeds=)")
     folder, began = Path(out or Path("runs") / (f"{name}-quick" if quick else name)), time.perf_counter()
     file = folder / f"{name}.json"
     replaced = _full_result(file)

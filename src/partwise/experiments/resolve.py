@@ -108,13 +108,14 @@ def _check_same(folder: Folder, saved: Config, config: Config) -> None:
 
 
 def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
-    done = folder.rounds_done()
+    done, fixed = folder.rounds_done(), saved.server.schedule != "constant"
     if config.rounds < done:
+        larger = "" if fixed else ", or give a larger one"
         raise UserError(
-            f"the run in '{folder.path}' already has {done} rounds; it cannot go on to {config.rounds}. Give a "
-            f"larger number, or none to end it as it was begun ({saved.rounds} rounds)"
+            f"the run in '{folder.path}' already has {done} rounds; it cannot go on to {config.rounds}. Leave "
+            f"the number out to end it as it was begun ({saved.rounds} rounds){larger}"
         )
-    if config.rounds != saved.rounds and saved.server.schedule != "constant":
+    if config.rounds != saved.rounds and fixed:
         raise UserError(
             f"the rate of this run falls over its {saved.rounds} rounds, so it can be made neither longer nor "
             f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"

@@ -124,7 +124,9 @@ def load(
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise; the names of its columns."""
     if data is None:
-        raise UserError("the task 'ratings' needs a table: --data FILE.csv (or .parquet, or a client store)")
+        raise UserError(
+            "the task 'ratings' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
+        )
     if (Path(data) / "store.json").exists():
         store = open_store(data)
     else:
