@@ -44,7 +44,9 @@ def mean(
             space = partition.roles[path].space if path in partition.roles else ""
             weight = total.held[space] if space in over_holders else total.weight
             weight = weight.reshape(-1, *[1] * (summed.ndim - 1)) if weight.ndim else weight
-            result[path] = summed / jnp.where(weight > 0, weight, 1)
+            result[path] = summed * (
+                1 / jnp.where(weight > 0, weight, 1)
+            )  # XLA fuses a product, not a division
         return result
 
     return Aggregator(weigh, decode, over_holders)

@@ -139,7 +139,7 @@ class Device:
         }
         positions = {name: _padded(column) for name, column in asked.positions.items()}
         tables = {
-            path: self._padded_table(path, leaf) if path in self.algorithm.partition.of("keyed") else leaf
+            path: _padded(leaf) if path in self.algorithm.partition.of("keyed") else leaf
             for path, leaf in params.items()
         }
         return (
@@ -163,11 +163,6 @@ class Device:
             parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
             params[path] = np.asarray(partition.roles[path].psi.decode(parts, partition.shapes[path].dtype))
         return params, header
-
-    def _padded_table(self, path: str, rows: np.ndarray) -> np.ndarray:
-        """Slices on which steps work as they are (but never empty), others with room."""
-        whole = self.algorithm.partition.is_whole(self.algorithm.partition.roles[path].space)
-        return rows if whole and len(rows) else _padded(rows)
 
     def _client(self, tables, columns, positions, key_counts, missing, count, number, rng) -> Client:
         partition = self.algorithm.partition

@@ -43,3 +43,8 @@ def make_mesh(num_devices: int | None = None) -> Mesh:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """A copy on every device."""
     return NamedSharding(mesh, P())
+
+
+def compiler_options() -> dict[str, int] | None:
+    """For programs of long loops over small arrays: on CPU the widest vectors there are (XLA's default is half)."""
+    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None

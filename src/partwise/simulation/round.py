@@ -25,7 +25,7 @@ from partwise.model.partition import Partition
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server import ServerState
-from partwise.simulation.mesh import AXIS
+from partwise.simulation.mesh import AXIS, compiler_options
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
@@ -107,18 +107,14 @@ def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
     """`add_report` for all lanes at once."""
     update, reports, weights = {}, lanes.report, lanes.weight
     for path, summed in total.update.items():
-        change = reports.update[path]
-        used = lambda x, change=change: jnp.where(
-            lanes.broken.reshape(-1, *[1] * (change.ndim - 1)),
-            0,
-            x * weights.reshape(-1, *[1] * (change.ndim - 1)),
-        )
+        over_rest = lambda x, ndim=reports.update[path].ndim: x.reshape(-1, *[1] * (ndim - 1))
+        change = reports.update[path] * over_rest(weights)
         if path in partition.of("keyed"):
-            update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, change, used)
+            update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, change)
         else:
-            update[path] = summed + jnp.sum(used(change), axis=0)
+            update[path] = summed + jnp.sum(jnp.where(over_rest(lanes.broken), 0, change), axis=0)
     held = {
-        space: _scatter_lanes(summed, lanes, space, _on_keys(weights, lanes.keys[space]), lambda x: x)
+        space: _scatter_lanes(summed, lanes, space, _on_keys(weights, lanes.keys[space]))
         for space, summed in total.held.items()
     }
     loss = Sums(*(jnp.sum(jnp.where(lanes.broken, 0, part)) for part in reports.loss))
@@ -135,11 +131,11 @@ def _on_keys(weights: jax.Array, keys: Keys) -> jax.Array:
     return jnp.broadcast_to(weights[:, None], (weights.shape[0], keys.capacity))
 
 
-def _scatter_lanes(
-    summed: jax.Array, lanes: Lanes, space: str, change: jax.Array, used: Callable
-) -> jax.Array:
-    """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane."""
+def _scatter_lanes(summed: jax.Array, lanes: Lanes, space: str, change: jax.Array) -> jax.Array:
+    """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane;
+    those of a broken lane have nowhere to go."""
     keys = lanes.keys[space]
+    count = jnp.where(lanes.broken, 0, keys.count)
     size = keys.capacity if keys.capacity % KEY_BLOCK else KEY_BLOCK
     rows_of = jax.vmap(
         lambda start, count, first: own_rows(
@@ -150,9 +146,11 @@ def _scatter_lanes(
 
     def block(i: jax.Array, summed: jax.Array) -> jax.Array:
         part = jax.lax.dynamic_slice_in_dim(change, i * size, size, axis=1)
-        rows = rows_of(keys.start, keys.count, i * size)
-        return summed.at[rows.ravel()].add(used(part).reshape(-1, *change.shape[2:]), mode="drop")
+        rows = rows_of(keys.start, count, i * size)
+        return summed.at[rows.ravel()].add(part.reshape(-1, *change.shape[2:]), mode="drop")
 
+    if size == keys.capacity:
+        return block(jnp.zeros((), jnp.int32), summed)
     return jax.lax.fori_loop(0, -(-lanes.most_keys[space] // size), block, summed)
 
 
@@ -243,4 +241,4 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
         out_specs=(everywhere, outcome_spec),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=(1,))
+    return jax.jit(mapped, donate_argnums=(1,), compiler_options=compiler_options())

@@ -18,7 +18,7 @@ from partwise.data.planted_tags import best_recall, generate_tags
 from partwise.data.store import ClientStore
 from partwise.data.tags import split_tag_stores, tag_store, tag_vocabularies
 from partwise.model.partition import keyed, partition
-from partwise.model.spec import Batch, Metric, Model
+from partwise.model.spec import Batch, Metric, Model, bag, indicators
 from partwise.tasks.base import Setting, Task
 
 TOP = 5
@@ -45,10 +45,10 @@ def logistic_regression(num_words: int, num_tags: int) -> Model:
         return {"weights": jnp.zeros((num_words, num_tags)), "bias": jnp.zeros(num_tags)}
 
     def predict(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
-        return _indicators(batch["words"], len(params["weights"])) @ params["weights"] + params["bias"]
+        return bag(params["weights"], batch["words"]) + params["bias"]
 
     def losses(scores: jax.Array, batch: Batch) -> jax.Array:
-        return optax.sigmoid_binary_cross_entropy(scores, _indicators(batch["tags"], num_tags)).sum(axis=-1)
+        return optax.sigmoid_binary_cross_entropy(scores, indicators(batch["tags"], num_tags)).sum(axis=-1)
 
     def hits(scores: jax.Array, batch: Batch) -> jax.Array:
         _, best = jax.lax.top_k(scores, min(TOP, num_tags))
@@ -56,12 +56,6 @@ def logistic_regression(num_words: int, num_tags: int) -> Model:
 
     recall = Metric(hits, higher_is_better=True, weight=lambda batch: (batch["tags"] >= 0).sum(axis=-1) * 1.0)
     return Model(init, predict, losses, {"recall_at_5": recall})
-
-
-def _indicators(ids: jax.Array, size: int) -> jax.Array:
-    """[B, L] ids as [B, size] of 0 and 1; -1 is nothing."""
-    rows = jnp.arange(ids.shape[0])[:, None]
-    return jnp.zeros((ids.shape[0], size)).at[rows, jnp.where(ids >= 0, ids, size)].set(1.0, mode="drop")
 
 
 def settings(num_words: int, num_tags: int) -> tuple[Setting, Setting]:
