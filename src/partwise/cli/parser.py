@@ -84,12 +84,12 @@ def _add_evaluate(command: Command) -> None:
 
 def _add_reproduce(command: Command) -> None:
     sub = command("reproduce", commands.reproduce, "a table or figure of a paper, its figures beside ours")
-    sub.add_argument("name", help="fedrecon-table1, fedrecon-figure3 or fedrecon-figure4")
+    sub.add_argument("name", help="such as fedrecon-table1 or select-figure2; a wrong name lists them all")
     sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
     sub.add_argument(
         "--out", help="folder for JSON and pictures (default: runs/NAME, or runs/NAME-quick with --quick)"
     )
-    sub.add_argument("--seeds", type=int, default=3)
+    sub.add_argument("--seeds", type=int, help="trials of each row (default: as in the paper)")
     sub.add_argument("--quick", action="store_true", help="few rounds and settings, to see that it works")
     _add_quiet(sub)
 

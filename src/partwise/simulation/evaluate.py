@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from partwise import tree
 from partwise.algorithms.base import Algorithm, Build, whole_model
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums, over_clients, over_examples, to_host
@@ -18,8 +19,8 @@ from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
 from partwise.simulation.loop import round_rng
-from partwise.simulation.mesh import AXIS, everywhere, make_mesh
-from partwise.simulation.round import lane_client
+from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
+from partwise.simulation.round import lane_client, over_lanes
 
 EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
 LANES = 32
@@ -83,6 +84,15 @@ class Evaluator:
         """Metrics pooled over examples, and mean and percentiles over clients."""
         return summarize(self.algorithm.model, self.sums(params, rates))
 
+    def _model_bytes(self) -> int:
+        """What a client works on, about: all but the tables of which it reads single rows."""
+        partition = self.algorithm.partition
+        looked_up = {
+            path for s, paths in partition.spaces.items() if not partition.is_whole(s) for path in paths
+        }
+        shapes = (leaf for path, leaf in partition.shapes.items() if path not in looked_up)
+        return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
+
     def _stage(self, first: int) -> tuple[Any, stage.Plan]:
         """A block of clients, in arrays of the same shape for every block."""
         if self._staged and self.store.num_clients <= self._size:
@@ -93,7 +103,8 @@ class Evaluator:
         population = stage.populate(self.store.gather(positions), partition, self._choose)
         cohort = np.full((1, size), -1)
         cohort[0, : len(positions)] = np.arange(len(positions))
-        plan = stage.plan(population, cohort, self.mesh.size, min(LANES, -(-size // self.mesh.size)))
+        lanes = 1 if fills_a_core(self._model_bytes()) else min(LANES, -(-size // self.mesh.size))
+        plan = stage.plan(population, cohort, self.mesh.size, lanes)
         plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
         values = stage.values_per_example(self.store, partition)
         room = {
@@ -126,7 +137,7 @@ def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Map
             lane = lambda slot: algorithm.evaluate(
                 lane_client(algorithm, received, shelf, slot, share.longest, rng, capacities, choose)
             )
-            return carry, jax.vmap(lane)(share.slots)
+            return carry, over_lanes(lane, share.slots)
 
         _, sums = jax.lax.scan(chunk, None, plan)
         return jax.tree_util.tree_map(lambda x: x[None], sums)
@@ -134,7 +145,7 @@ def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Map
     mapped = jax.shard_map(
         on_device, mesh=mesh, in_specs=(P(), P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
     )
-    return jax.jit(mapped)
+    return jax.jit(mapped, compiler_options=compiler_options())
 
 
 def summarize(model: Model, sums: Mapping[str, Sums]) -> dict[str, Any]:

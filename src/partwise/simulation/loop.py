@@ -79,13 +79,11 @@ class Simulation:
         self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         self.algorithm: Algorithm = build(dict(rates))
         self.partition = self.algorithm.partition
-        self.store, self.seed = store, seed
+        self.store = store
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
-        self.round = 0
-        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
-        self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
+        self.restart(seed)
         self._population, self._shelf = self._settle()
         choose = self.algorithm.choose
         self._key_capacities = stage.capacities_of(store, self.partition, choose, self._population)
@@ -145,6 +143,13 @@ class Simulation:
                 if number + 1 < len(bounds):
                     staged = ahead.submit(self._stage, *bounds[number + 1])
                 yield self._execute(call, bounds[number][1])
+
+    def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
+        """Begin anew with another seed, and perhaps other rates, in the same compiled program."""
+        self.seed, self.round = seed, 0
+        self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
+        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
 
     def rehearse(self) -> float:
         """Run the first round and forget it: what is compiled stays, what was learned does not. Its seconds."""

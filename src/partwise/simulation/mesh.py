@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from partwise.types import UserError
 
 AXIS = "clients"
+LARGE_BYTES = 1 << 20
 
 
 def _one_device_per_core() -> None:
@@ -43,6 +44,11 @@ def make_mesh(num_devices: int | None = None) -> Mesh:
 def everywhere(mesh: Mesh) -> NamedSharding:
     """A copy on every device."""
     return NamedSharding(mesh, P())
+
+
+def fills_a_core(lane_bytes: int) -> bool:
+    """Whether a client with so much to work on leaves no room for another beside it in a CPU core's cache."""
+    return jax.default_backend() == "cpu" and lane_bytes > LARGE_BYTES
 
 
 def compiler_options() -> dict[str, int] | None:

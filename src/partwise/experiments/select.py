@@ -1,0 +1,249 @@
+"""Figures 2 to 7 and Tables 2 and 3 of Federated Select, on the data at hand.
+
+Rates are tuned without selection; every variant is trained with the same clients in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from partwise.config.settings import Config
+from partwise.experiments.run import Progress, Status
+from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, run_trials, tune
+from partwise.tasks import Task, defaults_of, load_task
+
+RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
+FEWER = (1e-2, 1e-1, 1.0)
+
+
+class Study(NamedTuple):
+    """A task, how long it is trained, and the grid of its rates."""
+
+    task: str
+    options: Mapping[str, Any]
+    metric: str
+    changes: Mapping[str, Any]
+    unselected: Mapping[str, str]  # the choice of keys that is no selection
+    grid: Mapping[str, Sequence[float]]
+    tuning_rounds: int
+    quick: Mapping[str, Any]  # changes for a quick check
+
+
+TAGS = Study(
+    "tags",
+    {},
+    "recall_at_5",
+    {"rounds": 500, "simulation.evaluate_every": 25},
+    {"select.word": "own"},  # rows of words that a client does not use have no gradient
+    {"update.rate": RATES, "server.rate": RATES},
+    100,
+    {"rounds": 4, "cohort.size": 10, "simulation.evaluate_every": 2},
+)
+CNN = Study(
+    "handwriting",
+    {"network": "cnn"},
+    "accuracy",
+    {"rounds": 100, "simulation.evaluate_every": 10},
+    {"select.filter": "all"},
+    {"update.rate": FEWER, "server.rate": FEWER},
+    20,
+    {"rounds": 1, "cohort.size": 2, "update.max_steps": 1},
+)
+TWO_LAYERS = CNN._replace(
+    options={"network": "2nn"},
+    changes={"rounds": 300, "simulation.evaluate_every": 25},
+    grid={"update.rate": RATES, "server.rate": RATES},
+    tuning_rounds=50,
+    quick={"rounds": 2, "cohort.size": 4, "simulation.evaluate_every": 1},
+)
+WORDS = Study(
+    "next-word",
+    {"num_words": 10_000},
+    "accuracy",
+    {"rounds": 300, "simulation.evaluate_every": 50},
+    {"select.word": "all", "select.unit": "all"},
+    {"update.rate": FEWER, "server.rate": (1e-3, 1e-2, 1e-1)},
+    40,
+    {"rounds": 1, "cohort.size": 2, "update.max_steps": 1},
+)
+QUICK_OPTIONS = {
+    "tags": {"num_words": 1000, "num_tags": 50, "width": 64},
+    "handwriting": {},
+    "next-word": {"num_words": 500, "units": 64, "width": 16, "heads": 2, "comments": False},
+}
+
+
+class Bench:
+    """One study: its task with some options, and its tuned rates."""
+
+    def __init__(self, study: Study, data: str | None, quick: bool, progress: Progress, **options: Any):
+        self.study, self.quick, self.progress = study, quick, progress
+        small = QUICK_OPTIONS[study.task] if quick else {}
+        self.task: Task = load_task(study.task, data, **{**study.options, **small, **options})
+        config = Config(task=study.task).changed(defaults_of(self.task, "fed_select"))
+        self.config = config.changed({**study.changes, **(study.quick if quick else {})})
+        self.rates: dict[str, float] = {}
+        self.tried: list[dict[str, Any]] = []
+
+    def tune(self) -> dict[str, float]:
+        """Without selection, on one trial."""
+        grid = {key: values[-1:] if self.quick else values for key, values in self.study.grid.items()}
+        rounds = min(self.study.tuning_rounds, self.config.rounds)
+        config = self.config.changed(self.study.unselected).changed({"rounds": rounds})
+        said: Callable[[Status], None] = lambda status: self.progress(
+            status._replace(part="tuning the rates")
+        )
+        self.rates, self.tried = tune(self.task, config, grid, self.study.metric, said)
+        return self.rates
+
+    def compare(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trials]:
+        """All variants with the tuned rates."""
+        config = self.config.changed(self.rates)
+        return compare(self.task, config, variants, seeds, self.study.metric, self.progress)
+
+    def rows(self, trials: Sequence[Trials]) -> list[dict[str, Any]]:
+        """For the table."""
+        return [each.row(f"{self.study.metric} %") for each in trials]
+
+    def num_keys(self, space: str) -> int:
+        """How many keys a space of the task has."""
+        return self.task.personal.partition.num_keys(space)
+
+    def told(self) -> dict[str, Any]:
+        """For the JSON: rates, the grid that was searched, and the data."""
+        sizes = {part: getattr(self.task, part).num_clients for part in ("train", "validation", "test")}
+        return {"rates": self.rates, "grid": self.tried, "clients": sizes, "task": self.task.name}
+
+
+def _keys(space: str, how: str, *sizes: int) -> list[Variant]:
+    return [Variant(f"m = {m:,}", {f"select.{space}": f"{how}:{m}"}) for m in sizes]
+
+
+def _vocabularies(quick: bool) -> tuple[int, ...]:
+    return (100, 1000) if quick else (1000, 10_000, 100_000)
+
+
+def _tag_benches(data: str | None, quick: bool, progress: Progress, sizes: Sequence[int]) -> dict[int, Bench]:
+    """The task at several numbers n of words (fewer where the data has fewer), with rates tuned at the middle."""
+    benches: dict[int, Bench] = {}
+    for n in sizes:
+        bench = Bench(TAGS, data, quick, progress, num_words=n)
+        benches[bench.num_keys("word")] = bench
+    middle = list(benches.values())[len(benches) // 2]
+    rates = middle.tune()
+    for bench in benches.values():
+        bench.rates, bench.tried = rates, middle.tried
+    return benches
+
+
+def figure2(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Figures 2 and 3: recall by round and at the end, for n words on the server and m keys a client."""
+    benches = _tag_benches(data, quick, progress, _vocabularies(quick))
+    panels, rows = {}, []
+    for n, bench in benches.items():
+        sizes = [m for m in ((10, 100) if quick else (100, 1000, 10_000)) if m < n]
+        variants = [*_keys("word", "top", *sizes), Variant("no selection", bench.study.unselected)]
+        panels[f"n = {n:,}"] = bench.compare(variants, seeds)
+        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in bench.rows(panels[f"n = {n:,}"])]
+    draw_curves(out / "select-figure2.png", panels, "recall@5 %, validation clients", quick)
+    draw_sizes(out / "select-figure3.png", panels, "recall@5 %, test clients", quick)
+    return {"rows": rows, **next(iter(benches.values())).told()}
+
+
+def figure4(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Ways to choose m keys: the most used, random own ones, random ones of the 2m most used."""
+    m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
+    panels, rows, bench = {}, [], None
+    for n, bench in _tag_benches(data, quick, progress, _vocabularies(quick)).items():
+        variants = [
+            Variant("top", {"select.word": f"top:{m}"}),
+            Variant("random", {"select.word": f"sample:{m}"}),
+            Variant("random top", {"select.word": f"sample_top:{m}"}),
+        ]
+        panels[f"n = {n:,}, m = {m}"] = done = bench.compare(variants, seeds)
+        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in bench.rows(done)]
+    draw_curves(out / "select-figure4.png", panels, "recall@5 %, validation clients", quick)
+    return {"rows": rows, **(bench.told() if bench else {})}
+
+
+CNN_PAPER = {4: 75.02, 8: 81.92, 16: 84.15, 32: 85.66, 64: 86.71}
+TWO_LAYERS_PAPER = {10: 14.17, 50: 50.61, 100: 63.97, 200: 74.93}
+
+
+def _random_keys(study: Study, paper: Mapping[int, float], name: str) -> Callable[..., dict[str, Any]]:
+    """Tables 2 and 3, with Figure 5: m random filters or units of a client."""
+
+    def reproduction(
+        data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    ) -> dict[str, Any]:
+        bench = Bench(study, data, quick, progress)
+        bench.tune()
+        most = bench.num_keys("filter")
+        choice = lambda m: "all" if m == most else f"random:{m}"
+        variants = [Variant(f"m = {m}", {"select.filter": choice(m)}, figure) for m, figure in paper.items()]
+        done = bench.compare(variants[-2:] if quick else variants, seeds)
+        draw_curves(
+            out / f"{name}.png", {study.options["network"]: done}, "accuracy %, validation clients", quick
+        )
+        return {"rows": bench.rows(done), **bench.told()}
+
+    return reproduction
+
+
+table2 = _random_keys(CNN, CNN_PAPER, "select-table2")
+table3 = _random_keys(TWO_LAYERS, TWO_LAYERS_PAPER, "select-table3")
+
+
+def figure6(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """The same random keys for all clients of a round, or independent ones."""
+    panels, rows, told = {}, [], {}
+    for study, sizes in ((CNN, (8, 16)), (TWO_LAYERS, (50, 100))):
+        bench = Bench(study, data, quick, progress)
+        bench.tune()
+        network = study.options["network"]
+        variants = [
+            Variant(f"{network}, m = {m}, {words}", {"select.filter": f"{how}:{m}"})
+            for m in (sizes[:1] if quick else sizes)
+            for how, words in (("random", "independent keys"), ("same", "the same keys"))
+        ]
+        panels[network] = bench.compare(variants, seeds)
+        rows += bench.rows(panels[network])
+        told[network] = bench.told()
+    draw_curves(out / "select-figure6.png", panels, "accuracy %, validation clients", quick)
+    return {"rows": rows, **told}
+
+
+def figure7(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Accuracy against the size of a client's model: structured, random and mixed keys by the factor alpha."""
+    bench = Bench(WORDS, data, quick, progress)
+    bench.tune()
+    words, units = bench.num_keys("word"), bench.num_keys("unit")
+    of_words = lambda a: {"select.word": f"top:{max(int(a * words), 1)}"}
+    of_units = lambda a: {"select.unit": f"random:{max(int(a * units), 1)}"}
+    kinds: dict[str, Callable[[float], dict[str, str]]] = {
+        "structured": lambda a: {**of_words(a), "select.unit": "all"},
+        "random": lambda a: {"select.word": "all", **of_units(a)},
+        "mixed": lambda a: {**of_words(a), **of_units(a)},
+    }
+    groups: dict[str, list[Trials]] = {}
+    config = bench.config.changed(bench.rates)
+    whole = run_trials(
+        bench.task, config, Variant("alpha = 1", WORDS.unselected), seeds, WORDS.metric, bench.progress
+    )
+    for kind, choose in kinds.items():
+        alphas = (0.1,) if quick else (0.5, 0.25, 0.1, 0.05)
+        variants = [Variant(f"{kind}, alpha = {a}", choose(a)) for a in alphas]
+        groups[kind] = [whole, *bench.compare(variants, seeds)]
+    draw_sizes(out / "select-figure7.png", groups, "accuracy %, test clients", quick)
+    rows = bench.rows([whole, *(each for done in groups.values() for each in done[1:])])
+    return {"rows": rows, **bench.told()}

@@ -1,0 +1,178 @@
+"""Variants of one training, compared: the same clients in the same rounds for all, several trials of each.
+
+Rates are tuned once, without what is varied, and the same for all variants (as Federated Select does).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from partwise.config.algorithms import prepare
+from partwise.config.settings import Config
+from partwise.experiments.picture import save_picture
+from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
+from partwise.experiments.sweep import RATES, grid_of
+from partwise.simulation.loop import Simulation
+from partwise.tasks import Task
+from partwise.types import UserError
+
+
+class Variant(NamedTuple):
+    """One line of a comparison: changes of the configuration, and the paper's figure if it has one."""
+
+    name: str
+    changes: Mapping[str, Any]
+    paper: float | None = None
+
+
+class Trials(NamedTuple):
+    """What became of a variant. Values are of the metric, in percent."""
+
+    variant: Variant
+    rounds: list[int]
+    curves: np.ndarray  # [trials, evaluations] on the validation clients
+    tests: np.ndarray  # [trials]
+    bytes_down: float  # per client and round
+    relative_size: float  # of what a client is sent, to the server's model
+    seconds: float
+
+    def row(self, metric: str) -> dict[str, Any]:
+        """As `reproduce --json` tells it."""
+        return {
+            "row": self.variant.name,
+            "metric": metric,
+            "paper": self.variant.paper,
+            "ours": float(self.tests.mean()),
+            "spread": float(self.tests.std()),
+            "seeds": len(self.tests),
+            "relative_size": self.relative_size,
+            "bytes_down_per_client": self.bytes_down,
+            "rounds": self.rounds,
+            "validation": np.round(self.curves, 3).tolist(),
+            "changes": dict(self.variant.changes),
+            "seconds": self.seconds,
+        }
+
+
+def tune(
+    task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: Progress
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """The rates with the best metric on the validation clients after the configuration's rounds; and all that
+    were tried. One compiled program runs them all."""
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
+    if not isinstance(simulation, Simulation):
+        raise UserError("rates are tuned with the compiled backend: leave simulation.backend as it is")
+    evaluate, tried = make_evaluator(prepared, config, task.validation), []
+    for changes in grid_of(grid):
+        simulation.restart(config.seed, {RATES[key]: value for key, value in changes.items()})
+        try:
+            for records in simulation.run(config.rounds):
+                progress(Status(simulation.round, config.rounds, records[-1].loss, None))
+            value = float(evaluate(simulation.state.params)[metric])
+        except UserError:  # diverged
+            value = float("-inf")
+        tried.append({**changes, "validation": value})
+    best = max(tried, key=lambda each: each["validation"] if np.isfinite(each["validation"]) else -np.inf)
+    return {key: best[key] for key in grid}, tried
+
+
+def run_trials(
+    task: Task,
+    config: Config,
+    variant: Variant,
+    seeds: Sequence[int],
+    metric: str,
+    progress: Progress,
+) -> Trials:
+    """Train a variant with every seed, looking at the validation clients on the way and at the test clients at
+    the end. The clients of a round depend on the seed alone, so they are the same for all variants."""
+    began = time.perf_counter()
+    config = config.changed(variant.changes)
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
+    if not isinstance(simulation, Simulation):
+        raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
+    evaluate = make_evaluator(prepared, config, task.validation, task.test)
+    judge = evaluate.of(task.test.select(prepared.evaluated.columns))
+    every = min(config.simulation.evaluate_every or config.rounds, config.rounds)
+    curves, tests, sent, asked = [], [], 0, 0
+    for seed in seeds:
+        simulation.restart(seed)
+        curve = []
+        while simulation.round < config.rounds:
+            calls = simulation.run(min(every, config.rounds - simulation.round))
+            records = [record for call in calls for record in call]
+            sent += sum(record.bytes_down for record in records)
+            asked += sum(record.clients + record.empty for record in records)
+            found = evaluate(simulation.state.params)
+            curve.append(100 * found[metric])
+            progress(Status(simulation.round, config.rounds, records[-1].loss, found))
+        curves.append(curve)
+        tests.append(100 * judge(simulation.state.params)[metric])
+    rounds = [min(every * (i + 1), config.rounds) for i in range(len(curves[0]))]
+    whole = sum(leaf.nbytes for leaf in simulation.state.params.values())
+    down = sent / max(asked, 1)
+    seconds = time.perf_counter() - began
+    return Trials(variant, rounds, np.array(curves), np.array(tests), down, down / whole, seconds)
+
+
+def compare(
+    task: Task,
+    config: Config,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    metric: str,
+    progress: Progress,
+) -> list[Trials]:
+    """All variants, one after the other."""
+    done = []
+    for number, variant in enumerate(variants, 1):
+        part = f"{variant.name} ({number} of {len(variants)})"
+        shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
+        done.append(run_trials(task, config, variant, seeds, metric, shown))
+    return done
+
+
+def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
+    """Mean over trials by round, with the standard deviation shaded; a panel for each group of variants."""
+    figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
+    all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    for axes, (title, trials) in zip(all_axes, panels.items(), strict=True):
+        for each in trials:
+            mean, spread = each.curves.mean(axis=0), each.curves.std(axis=0)
+            (line,) = axes.plot(each.rounds, mean, label=each.variant.name, linewidth=1.2)
+            axes.fill_between(
+                each.rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, lw=0
+            )
+        axes.set(xlabel="round", title=title)
+        axes.legend(frameon=False, fontsize=7)
+    all_axes[0].set_ylabel(label)
+    save_picture(path, figure, quick)
+
+
+def draw_sizes(path: Path, groups: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
+    """The metric of the test clients against the size of what a client is sent."""
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for title, trials in groups.items():
+        inner = sorted(trials, key=lambda each: each.relative_size)
+        axes.errorbar(
+            [each.relative_size for each in inner],
+            [each.tests.mean() for each in inner],
+            [each.tests.std() for each in inner],
+            marker="o",
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            label=title,
+        )
+    axes.set(xlabel="size of a client's model, relative to the server's", ylabel=label, xscale="log")
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(path, figure, quick)
