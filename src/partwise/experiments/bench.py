@@ -18,6 +18,8 @@ from rich.table import Table
 
 from partwise.types import unknown
 
+GENERATED = ("planted", "tags-planted", "writers")  # tasks that need no data
+
 
 class Case(NamedTuple):
     """One line of a benchmark."""
@@ -57,7 +59,7 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     from partwise.experiments.run import make_evaluator, make_simulation
     from partwise.simulation.clock import compile_seconds
 
-    task, config = resolve(case.task, data if case.task != "planted" else None, case.changes)
+    task, config = resolve(case.task, data if case.task not in GENERATED else None, case.changes)
     prepared = prepare(task, config)
     loaded = _resident_mb()
     simulation = make_simulation(prepared, config)
@@ -126,10 +128,55 @@ def _fedrecon_movielens(quick: bool) -> list[Case]:
     return [setting, *cohorts[:1], *items] if quick else [*phases, *cohorts, *items]
 
 
+def _select_logistic(quick: bool) -> list[Case]:
+    """One-vs-rest logistic regression 10,000 x 500, 50 clients, one epoch in batches of 16: full broadcast, and m
+    keys; then tables of 64 columns at equal keys."""
+    size = {"data.num_clients": 200 if quick else 1000, "simulation.rounds_per_call": 5}
+    cases = [
+        Case("full broadcast", "tags-planted", {**size, "select.word": "all"}, rounds=10),
+        Case("m = 1,000", "tags-planted", {**size, "select.word": "top:1000"}, rounds=50),
+        Case("m = 100", "tags-planted", {**size, "select.word": "top:100"}, rounds=50),
+    ]
+    tables = [
+        Case(
+            f"m = 500, table {rows:,} x 64",
+            "tags-planted",
+            {
+                **size,
+                "data.num_words": rows,
+                "data.num_tags": 64,
+                "data.num_clients": 200,
+                "select.word": "top:500",
+                "server.optimizer": "sgd",
+                "server.rate": 1.0,
+            },
+            rounds=50,
+        )
+        for rows in (10**4, 10**5, 10**6)
+    ]
+    return cases[1:2] if quick else [*cases, *tables]
+
+
+def _writers(network: str) -> Callable[[bool], list[Case]]:
+    """Federated averaging of all parameters: 62 classes, 28 x 28, 3,400 writers of log-normal size with median
+    180, 50 clients, batch 20, one epoch."""
+    rounds = {"2nn": 20, "cnn": 3}[network]
+    names = {"data.network": network, "algorithm": "fed_avg", "simulation.rounds_per_call": 1}
+    small = {"data.num_clients": 60, "data.median": 20, "cohort.size": 4}
+    return lambda quick: [
+        Case("50 clients", "writers", {**names, **(small if quick else {})}, rounds=2 if quick else rounds)
+    ]
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "fedrecon-movielens": Benchmark(
         "FedRecon matrix factorisation: phases, cohort sizes, numbers of items", _fedrecon_movielens
     ),
+    "select-logistic": Benchmark(
+        "Federated Select, tag prediction: full broadcast, m keys, table sizes", _select_logistic
+    ),
+    "fedavg-2nn": Benchmark("Federated averaging of a 784-200-200-62 network", _writers("2nn")),
+    "fedavg-cnn": Benchmark("Federated averaging of a CNN of 1.7 million parameters", _writers("cnn")),
 }
 
 

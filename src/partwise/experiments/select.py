@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status
 from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, run_trials, tune
@@ -82,6 +84,9 @@ class Bench:
         self.study, self.quick, self.progress = study, quick, progress
         small = QUICK_OPTIONS[study.task] if quick else {}
         self.task: Task = load_task(study.task, data, **{**study.options, **small, **options})
+        if quick:
+            few = lambda store: store.take(np.arange(min(store.num_clients, 10)))
+            self.task = self.task._replace(validation=few(self.task.validation), test=few(self.task.test))
         config = Config(task=study.task).changed(defaults_of(self.task, "fed_select"))
         self.config = config.changed({**study.changes, **(study.quick if quick else {})})
         self.rates: dict[str, float] = {}
