@@ -7,6 +7,7 @@ it holds.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from flax import nnx
 
 from partwise.data import holdout
 from partwise.data.loaders import stackexchange, stackoverflow, tff
-from partwise.data.sentences import TokenIds, sentence_store, sentence_vocabulary, split_sentence_stores
+from partwise.data.sentences import PAD, TokenIds, sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.data.store import ClientStore
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
@@ -156,9 +157,10 @@ def load(
 
 def _without_padding(store: ClientStore) -> ClientStore:
     """Padding as -1: it is nothing, and no key."""
-    store = store.gather(np.arange(store.num_clients))
-    tokens = store.columns["tokens"]
-    return store.with_columns(tokens=np.where(tokens == 0, -1, tokens).astype(np.int32))
+    packed = store.gather(np.arange(store.num_clients))
+    tokens = packed.columns["tokens"]
+    cleaned = np.where(tokens == PAD, -1, tokens).astype(np.int32)
+    return dataclasses.replace(packed, columns={**packed.columns, "tokens": cleaned})
 
 
 def next_word_task(
