@@ -127,11 +127,11 @@ def test_a_client_that_fails_is_named_by_the_plain_loop(build, store):
 
 
 def test_a_record_counts_bytes_and_examples(build, store):
-    """Down: own rows of table and offset, and the frozen base. Up: the same without what is frozen."""
+    """Down: own rows of table and offset, and the frozen base. Up: keys, and the update of what is not frozen."""
     _, (record,) = finish(simulate(build, store))
     own = sum(len(np.unique(store.examples(k)["item"])) for k in range(5))
     assert record.bytes_down == 4 * own * (DIM + 1) + 5 * 4
-    assert record.bytes_up == 4 * own * (DIM + 1)
+    assert record.bytes_up == 4 * own * (DIM + 1) + 4 * own
     assert record.examples == sum(COUNTS)
     assert record.round == 1
     assert record.seconds >= 0
