@@ -133,7 +133,7 @@ def test_rounds_add_up_and_peaks_do_not():
 
 
 @pytest.mark.parametrize("num_keys", [20, 10_000])
-def test_marks_and_sorting_count_alike(num_keys):
+def test_different_keys_are_counted_at_any_size(num_keys):
     keys = np.random.default_rng(0).integers(0, 20, 30)
     assert num_distinct(keys, num_keys) == len(set(keys.tolist()))
     assert num_distinct(keys[:0], num_keys) == 0

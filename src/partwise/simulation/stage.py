@@ -63,6 +63,9 @@ class Population(NamedTuple):
     numbers: np.ndarray
     own: Mapping[str, OwnKeys]
     chosen: Mapping[str, Chosen]  # where the choice is the same in every round
+    missed: Mapping[
+        str, np.ndarray
+    ]  # there: how many ids of a client's examples are outside its slice [clients]
     positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
 
 
@@ -108,17 +111,19 @@ def populate(store: ClientStore, partition: Partition, choices: Choices) -> Popu
     packed = store if store.packed() else store.gather(np.arange(store.num_clients))
     numbers = client_numbers(packed.client_ids)
     own, positions = own_keys(packed, partition)
-    chosen, nothing = {}, np.zeros(len(numbers), np.uint64)
+    chosen, missed, nothing = {}, {}, np.zeros(len(numbers), np.uint64)
     for space, keys in own.items():
         if choices[space].every_round:
             continue
         asking = Asking(keys, partition.num_keys(space), numbers, nothing, nothing)
         chosen[space] = choices[space].choose(asking)
+        left_out = keys.uses * (chosen[space].place < 0)
+        missed[space] = np.bincount(owners(keys.counts), left_out, len(keys.counts))
         for name in partition.columns[space] if choices[space].name != "own" else ():
             positions[name] = _placed(
                 packed, keys, chosen[space].place, positions[name], partition.block(space)
             )
-    return Population(packed, numbers, own, chosen, positions)
+    return Population(packed, numbers, own, chosen, missed, positions)
 
 
 def _placed(
@@ -184,8 +189,7 @@ def ask(
             chosen = population.chosen[space]
             starts[space] = _at(chosen.starts, client, np.int32)
             counts[space] = _at(chosen.counts, client, np.int32)
-            of = np.bincount(owners(own.counts), own.uses * (chosen.place < 0), len(own.counts))
-            missed += _at(of, client, int).sum(axis=(1, 2, 3))
+            missed += _at(population.missed[space], client, int).sum(axis=(1, 2, 3))
             continue
         held = _at(own.counts, client, int).ravel()
         rows = row_indices(_at(own.starts, client, int).ravel(), held)
@@ -209,7 +213,7 @@ def asked_keys(population: Population, asked: Asked) -> dict[str, list[np.ndarra
     slots, result = asked.plan.slots, {}
     for space, counts in slots.key_count.items():
         held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
-        held = held[row_indices(slots.key_start[space].ravel(), counts.ravel())]
+        held = held.take(row_indices(slots.key_start[space].ravel(), counts.ravel()))
         result[space] = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
     return result
 
