@@ -72,6 +72,20 @@ def test_evaluate_and_describe(capsys, run_folder):
     assert (sizes["user"], sizes["default/user"]) == (0, 3 * 4)
 
 
+def test_serving_shows_the_trade_off(capsys):
+    small = ["serving", "planted", *SMALL[:8], "--set", "cohort.size=5", "--rounds", "2"]
+    told = output(capsys, *small)
+    assert (told["task"], told["rounds"], told["keys"], len(told["lines"])) == ("planted", 2, {"item": 25}, 9)
+    whole = {line["down_per_client"] for line in told["lines"] if line["way"] == "broadcast"}
+    assert whole == {25 * 3 * 4 + 3 * 4}
+    assert main(small) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "pregenerated float16" in text
+    assert "Keys stay private with broadcast alone" in text
+    assert "at least 1 round" in mistake(capsys, *small[:-1], "0")
+    assert "nearest: on_demand" in mistake(capsys, "train", *SMALL, "--set", "serving.way=ondemand")
+
+
 def test_an_unseen_client_personalizes_refreshes_and_predicts(capsys, run_folder, tmp_path):
     mine, wanted, local = tmp_path / "mine.csv", tmp_path / "wanted.csv", str(tmp_path / "local.safetensors")
     mine.write_text("item,rating\n1,4.5\n2,3.0\n7,2.0\n999,5\n")

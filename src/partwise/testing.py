@@ -43,6 +43,7 @@ def check_algorithm(
         records = [record for call in compiled.run(rounds) for record in call]
         assert compiled._rounds._cache_size() == 1, "the second call compiled again"
         assert [r.clients for r in records] == [r.clients for r in expected]
+        assert [r.serving for r in records] == [r.serving for r in expected], "costs of serving differ"
         _assert_close(compiled.state.params, plain.state.params, tol)
     sums = Evaluator(build, rates, store, seed=1).sums(plain.state.params)
     for name, total in sums.items():

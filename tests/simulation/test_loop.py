@@ -127,14 +127,44 @@ def test_a_client_that_fails_is_named_by_the_plain_loop(build, store):
 
 
 def test_a_record_counts_bytes_and_examples(build, store):
-    """Down: own rows of table and offset, and the frozen base. Up: the same without what is frozen."""
+    """Down: own rows of table and offset, and the frozen base. Up: keys, and the update of what is not frozen."""
     _, (record,) = finish(simulate(build, store))
     own = sum(len(np.unique(store.examples(k)["item"])) for k in range(5))
     assert record.bytes_down == 4 * own * (DIM + 1) + 5 * 4
-    assert record.bytes_up == 4 * own * (DIM + 1)
+    assert record.bytes_up == 4 * own * (DIM + 1) + 4 * own
     assert record.examples == sum(COUNTS)
     assert record.round == 1
     assert record.seconds >= 0
+
+
+@pytest.mark.parametrize("where", ["resident", "staged", "cut tables"])
+def test_serving_costs_the_same_in_the_plain_loop(build, store, monkeypatch, where):
+    if where == "staged":
+        monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    if where == "cut tables":
+        monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
+    _, told = finish(simulate(build, store, Recruiting(3), rounds_per_call=2), 3)
+    _, expected = finish(_plain(build, store, Recruiting(3)), 3)
+    for record, other in zip(told, expected, strict=True):
+        assert record.serving == other.serving
+        assert (record.bytes_down, record.bytes_up) == (other.bytes_down, other.bytes_up)
+        assert record.serving["on_demand"]["clients"] == 3
+
+
+def test_where_nothing_is_keyed_nothing_is_told_of_serving(model, store):
+    parts = partition(model, {"user": local()})
+    shared_only = lambda rates: fed_recon(
+        model,
+        parts,
+        split=split.halves(),
+        reconstruct=reconstruct.skip(),
+        update=update.by_steps(Schedule(4), rates["update"]),
+        optimizer=server.sgd(rates["server"]),
+    )
+    for make in (simulate, _plain):
+        _, (record,) = finish(make(shared_only, store))
+        assert record.serving == {}
+        assert record.bytes_down == record.bytes_up == 5 * 4 * (NUM_ITEMS * (DIM + 1) + 1)
 
 
 def test_recruiting_shows_in_the_records(build, make_ratings):

@@ -191,3 +191,14 @@ def describe(options: Options) -> Result:
     if not options.json:
         show.description(result)
     return result
+
+
+def serving(options: Options) -> Result:
+    """`partwise serving`."""
+    from partwise.config.settings import parse_assignments
+    from partwise.experiments.serving import compare_serving
+
+    result = compare_serving(options.task, options.data, parse_assignments(options.set), options.rounds)
+    if not options.json:
+        show.serving(result)
+    return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -129,3 +130,50 @@ def description(result: Mapping[str, Any]) -> None:
         say(f"{part}: {numbers['clients']:,} clients, {numbers['examples']:,} examples")
     for name, value in result["source"].items():
         say(f"{name}: {value}")
+
+
+def serving(result: Mapping[str, Any]) -> None:
+    """Ways of serving slices, side by side, and what follows."""
+    keys = ", ".join(f"{count:,} {space} keys" for space, count in result["keys"].items())
+    title = f"{result['task']}: {keys}, {result['cohort']} clients a round, {result['rounds']} rounds drawn"
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # nine columns in 80 characters
+    for column in SERVING_COLUMNS:
+        table.add_column(column, justify="left" if column in ("way", "psi", "seen by") else "right")
+    for line in result["lines"]:
+        table.add_row(*_serving_cells(line))
+    out.print(table)
+    say(
+        "Down and up per client and round, in all per round. Computed: slices by the server in a round; cached: "
+        "share that a cache would answer; peak: slices computed while a cohort waits; seen by: who sees the keys."
+    )
+    say(_serving_words(result["best"]))
+
+
+SERVING_COLUMNS = ("way", "psi", "kB down", "kB up", "MB in all", "computed", "cached", "peak", "seen by")
+
+
+def _serving_cells(line: Mapping[str, Any]) -> list[str]:
+    asked = line["way"] == "on_demand"
+    return [
+        line["way"],
+        line["encoding"],
+        *(f"{line[name] / 1e3:,.1f}" for name in ("down_per_client", "up_per_client")),
+        f"{line['bytes_per_round'] / 1e6:,.2f}",
+        f"{line['computed_per_round']:,.0f}",
+        f"{line['cache_hit_rate']:.0%}" if asked else "-",
+        f"{line['peak']:,}",
+        line["keys_seen_by"],
+    ]
+
+
+def _serving_words(best: Mapping[str, Any]) -> str:
+    ways: dict[str, list[str]] = {}
+    for way, encoding in best["down"]:
+        ways.setdefault(way, []).append(encoding)
+    down = " and ".join(f"{way} ({', '.join(encodings)})" for way, encodings in ways.items())
+    work = ", ".join(f"{way} {count:,.0f}" for way, count in best["work_per_round"].items())
+    return (
+        f"Fewest bytes down per client: {down}, {best['down_per_client'] / 1e3:,.1f} kB. Least work for the "
+        f"server: {' and '.join(best['work'])} (slices computed a round, with a cache: {work}). Keys stay private "
+        f"with {' and '.join(best['private'])} alone; of the others only pregenerated allows private retrieval."
+    )

@@ -90,6 +90,13 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
+class ServingConfig:
+    """How slices are served (see selection.serving): training is the same, costs are not."""
+
+    way: str = key("on_demand", "whose costs bytes_down and bytes_up are: broadcast, on_demand, pregenerated")
+
+
+@dataclass(frozen=True)
 class SimulationConfig:
     """How the rounds are run."""
 
@@ -117,6 +124,7 @@ class Config:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     select: Mapping[str, str] = field(default_factory=dict)
+    serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 
     def changed(self, changes: Mapping[str, Any]) -> Config:

@@ -178,6 +178,8 @@ def as_record(record: Record) -> dict[str, Any]:
     """A line of metrics.jsonl, not evaluated yet."""
     line = record._asdict()
     loss = line.pop("loss")
+    if not record.serving:
+        del line["serving"]
     return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
 
 

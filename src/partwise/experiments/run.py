@@ -180,11 +180,16 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simul
     """The backend that the configuration names; lanes measured unless they are given."""
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
     if config.simulation.backend == "plain":
-        return PlainSimulation(*given, seed=config.seed)
+        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
     if config.simulation.backend != "compiled":
         raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
-    per_call = config.simulation.rounds_per_call
-    make = lambda count: Simulation(*given, seed=config.seed, lanes=count, rounds_per_call=per_call)
+    make = lambda count: Simulation(
+        *given,
+        seed=config.seed,
+        lanes=count,
+        rounds_per_call=config.simulation.rounds_per_call,
+        serving=config.serving.way,
+    )
     wanted = lanes or config.simulation.lanes
     if wanted:
         return make(wanted)

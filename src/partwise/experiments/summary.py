@@ -33,6 +33,7 @@ def summarize_run(
         "not_finite": not_finite(test),
         "best": dict(task.best),
         **left_out(records),
+        "serving": config.serving.way,
         "bytes_down_per_client": sum(record["bytes_down"] for record in records) / clients,
         "bytes_up_per_client": sum(record["bytes_up"] for record in records) / clients,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -239,6 +239,12 @@ class Partition:
         role, leaf = self.roles[path], self.shapes[path]
         rows = jax.eval_shape(lambda x: to_rows(role, x), leaf)
         return role.psi.row_bytes(rows.shape[1:], leaf.dtype)
+
+
+def with_psi(partition: Partition, psi: Psi) -> Partition:
+    """The same, but all keyed leaves travel as this psi makes them."""
+    encode = lambda role: replace(role, psi=psi) if role.kind == "keyed" else role
+    return replace(partition, roles={path: encode(role) for path, role in partition.roles.items()})
 
 
 def to_rows(role: Role, leaf: Any) -> Any:

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise import server, tree
+from partwise import server
 from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.data.cohort import Cohort, Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
+from partwise.selection.serving import Served, Sizes, check_way, sizes_of
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.mesh import everywhere, make_mesh
@@ -40,7 +41,7 @@ class Record(NamedTuple):
     clients: int  # whose updates were used
     examples: int  # that the cohort holds
     loss: float  # mean over the batches that clients trained on
-    bytes_down: int
+    bytes_down: int  # by the way of serving that the run names
     bytes_up: int
     missed: int  # ids of the clients' examples that are not among the keys they asked for
     empty: int  # clients with no query example
@@ -48,6 +49,7 @@ class Record(NamedTuple):
     too_small: int
     spare: int
     broken: tuple[Any, ...]  # ids of clients whose update was not finite
+    serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty where nothing is keyed
 
 
 class _Call(NamedTuple):
@@ -59,6 +61,7 @@ class _Call(NamedTuple):
     shelf: Any
     plan: stage.Plan
     missed: np.ndarray
+    served: list[dict[str, Served]]
 
 
 class Simulation:
@@ -75,11 +78,13 @@ class Simulation:
         lanes: int | None = None,
         num_devices: int | None = None,
         rounds_per_call: int = 25,
+        serving: str = "on_demand",
     ):
         self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         self.algorithm: Algorithm = build(dict(rates))
         self.partition = self.algorithm.partition
         self.store = store
+        self.serving, self._sizes = check_way(serving), sizes_of(self.partition)
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
@@ -178,14 +183,16 @@ class Simulation:
             shelf = self._padded(stage.shelve(population))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
         asked = stage.ask(population, self.partition, self.algorithm.choose, plan, self.seed, first)
+        wanted = stage.asked_keys(population, asked)
+        served = stage.account(self._sizes, asked.plan, wanted, len(cohorts))
         if self._cut_tables:
-            asked, rows = stage.cut(population, asked)
+            asked, rows = stage.cut(asked, wanted)
             tables = {space: self._stacked(space, each) for space, each in rows.items()}
             asked = asked._replace(plan=asked.plan._replace(tables=tables))
         keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}
         places = {space: self._filled(f"places {space}", each) for space, each in asked.places.items()}
         shelf = shelf._replace(keys=shelf.keys | keys, places=places)
-        return _Call(first, cohorts, population, shelf, asked.plan, asked.missed)
+        return _Call(first, cohorts, population, shelf, asked.plan, asked.missed, served)
 
     def _filled(self, name: str, array: np.ndarray) -> np.ndarray:
         return stage.pad(array, self._room(name, len(array)))
@@ -217,22 +224,6 @@ class Simulation:
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
-        keyed = {
-            path: slots.key_count[self.partition.roles[path].space].sum()
-            for path in self.partition.of("keyed")
-        }
-        row_bytes = lambda path: tree.num_bytes(
-            self.state.params[path].shape[1:], self.state.params[path].dtype
-        )
-        rows_down = sum(count * self.partition.row_bytes(path) for path, count in keyed.items())
-        rows_up = sum(count * row_bytes(path) for path, count in keyed.items())
-        fixed = {
-            path: leaf.nbytes
-            for path, leaf in self.state.params.items()
-            if path not in self.partition.of("keyed")
-        }
-        frozen = sum(fixed[path] for path in self.partition.of("frozen"))
-        sent = int(real.sum()) * sum(fixed.values())
         loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")
         return Record(
             round=call.first + i + 1,
@@ -240,14 +231,13 @@ class Simulation:
             clients=int(outcome.clients[i]),
             examples=int(slots.count.sum()),
             loss=float(loss),
-            bytes_down=int(sent + rows_down),
-            bytes_up=int(sent - real.sum() * frozen + rows_up),
             missed=int(call.missed[i]),
             empty=int((real & (outcome.weights[i] == 0) & ~broken).sum()),
             dropped=call.cohorts[i].dropped,
             too_small=call.cohorts[i].too_small,
             spare=call.cohorts[i].spare,
             broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
+            **costs(self._sizes, call.served[i], self.serving),
         )
 
     # Staged calls
@@ -268,6 +258,16 @@ class Simulation:
 def round_rng(seed: int, round_number: int) -> jax.Array:
     """The randomness of a round; a client folds its own number into it."""
     return jax.random.fold_in(jax.random.key(seed), round_number)
+
+
+def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:
+    """Those fields of a record: what every way of serving costs, and the bytes of the one that is named."""
+    serving = {name: each._asdict() for name, each in served.items()} if sizes.num_keys else {}
+    return {
+        "bytes_down": served[way].bytes_down,
+        "bytes_up": served[way].bytes_up,
+        "serving": serving,
+    }
 
 
 def diverged(record: Record, clients: list[Any]) -> UserError:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
@@ -17,8 +18,10 @@ from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
+from partwise.model.partition import Partition
+from partwise.selection.serving import Demand, check_way, serve, sizes_of
 from partwise.server import ServerState
-from partwise.simulation.loop import INIT_ROUND, Record, diverged, round_rng
+from partwise.simulation.loop import INIT_ROUND, Record, costs, diverged, round_rng
 from partwise.types import UserError
 
 
@@ -27,8 +30,9 @@ class PlainRound(NamedTuple):
 
     state: ServerState
     total: Total
-    bytes_down: int
+    bytes_down: int  # of the messages themselves
     bytes_up: int
+    demands: Mapping[str, Demand]
     missed: int
     empty: int
     broken: tuple[Any, ...]
@@ -49,7 +53,7 @@ def plain_round(
     total = zero_total(
         partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
     )
-    down, up, missed, empty, broken = 0, 0, 0, 0, []
+    down, up, missed, empty, broken, keys = 0, 0, 0, 0, [], []
     for position in clients:
         examples, name = store.gather([position]), store.client_ids[position].item()
         try:
@@ -59,6 +63,7 @@ def plain_round(
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
         report = read_report(answer)
+        keys.append(asked.keys)
         down, up, missed = down + len(message), up + len(answer), missed + asked.missed
         if not tree.all_finite((report.update, report.weight)):
             broken.append(name)
@@ -68,11 +73,18 @@ def plain_round(
         total = add_report(partition, total, report, weight, asked.keys)
     mean = algorithm.aggregator.decode(partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
-    return PlainRound(state, total, down, up, missed, empty, tuple(broken))
+    return PlainRound(state, total, down, up, _demands(partition, keys), missed, empty, tuple(broken))
+
+
+def _demands(partition: Partition, keys: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Demand]:
+    """The keys of all clients, by space."""
+    together = lambda space: np.concatenate([np.zeros(0, np.int32), *(each[space] for each in keys)])
+    counts = lambda space: np.array([len(each[space]) for each in keys], int)
+    return {space: Demand(together(space), counts(space)) for space in partition.spaces}
 
 
 class PlainSimulation:
-    """`Simulation` as a plain loop; bytes are those of the messages themselves."""
+    """`Simulation` as a plain loop."""
 
     lanes = 1
 
@@ -84,9 +96,11 @@ class PlainSimulation:
         recruiting: Recruiting,
         *,
         seed: int = 0,
+        serving: str = "on_demand",
     ):
         self.algorithm = build(dict(rates))
         self.store, self.seed, self.round = store, seed, 0
+        self.serving, self._sizes = check_way(serving), sizes_of(self.algorithm.partition)
         self.recruiting = recruiting.check(store.num_clients)
         params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
         self.state = server.init_state(self.algorithm.partition, self.algorithm.optimizer, params)
@@ -110,20 +124,20 @@ class PlainSimulation:
             )
             self.state, self.round = done.state, self.round + 1
             loss = done.total.loss
+            served = serve(self._sizes, len(cohort.clients), done.demands)
             record = Record(
                 round=self.round,
                 seconds=time.perf_counter() - began,
                 clients=int(done.total.clients),
                 examples=int(self.store.counts[cohort.clients].sum()),
                 loss=float(loss.value / loss.weight) if loss.weight > 0 else float("nan"),
-                bytes_down=done.bytes_down,
-                bytes_up=done.bytes_up,
                 missed=done.missed,
                 empty=done.empty,
                 dropped=cohort.dropped,
                 too_small=cohort.too_small,
                 spare=cohort.spare,
                 broken=done.broken,
+                **costs(self._sizes, served, self.serving),
             )
             if not server.is_finite(self.state):
                 raise diverged(record, self.store.client_ids[cohort.clients].tolist())

@@ -17,6 +17,7 @@ from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.selection.choose import Asking, Choice, Chosen, streams
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
+from partwise.selection.serving import Demand, Served, Sizes, serve
 
 Choices = Mapping[str, Choice]
 KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
@@ -62,6 +63,9 @@ class Population(NamedTuple):
     numbers: np.ndarray
     own: Mapping[str, OwnKeys]
     chosen: Mapping[str, Chosen]  # where the choice is the same in every round
+    missed: Mapping[
+        str, np.ndarray
+    ]  # there: how many ids of a client's examples are outside its slice [clients]
     positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
 
 
@@ -107,17 +111,19 @@ def populate(store: ClientStore, partition: Partition, choices: Choices) -> Popu
     packed = store if store.packed() else store.gather(np.arange(store.num_clients))
     numbers = client_numbers(packed.client_ids)
     own, positions = own_keys(packed, partition)
-    chosen, nothing = {}, np.zeros(len(numbers), np.uint64)
+    chosen, missed, nothing = {}, {}, np.zeros(len(numbers), np.uint64)
     for space, keys in own.items():
         if choices[space].every_round:
             continue
         asking = Asking(keys, partition.num_keys(space), numbers, nothing, nothing)
         chosen[space] = choices[space].choose(asking)
+        left_out = keys.uses * (chosen[space].place < 0)
+        missed[space] = np.bincount(owners(keys.counts), left_out, len(keys.counts))
         for name in partition.columns[space] if choices[space].name != "own" else ():
             positions[name] = _placed(
                 packed, keys, chosen[space].place, positions[name], partition.block(space)
             )
-    return Population(packed, numbers, own, chosen, positions)
+    return Population(packed, numbers, own, chosen, missed, positions)
 
 
 def _placed(
@@ -183,8 +189,7 @@ def ask(
             chosen = population.chosen[space]
             starts[space] = _at(chosen.starts, client, np.int32)
             counts[space] = _at(chosen.counts, client, np.int32)
-            of = np.bincount(owners(own.counts), own.uses * (chosen.place < 0), len(own.counts))
-            missed += _at(of, client, int).sum(axis=(1, 2, 3))
+            missed += _at(population.missed[space], client, int).sum(axis=(1, 2, 3))
             continue
         held = _at(own.counts, client, int).ravel()
         rows = row_indices(_at(own.starts, client, int).ravel(), held)
@@ -203,21 +208,37 @@ def ask(
     return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
 
 
-def cut(population: Population, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
-    """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
-    themselves, sorted, round by round."""
-    starts, keys, tables = {}, {}, {}
-    slots = asked.plan.slots
+def asked_keys(population: Population, asked: Asked) -> dict[str, list[np.ndarray]]:
+    """By key space and round, the keys of all clients one after the other."""
+    slots, result = asked.plan.slots, {}
     for space, counts in slots.key_count.items():
         held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
-        held = held[row_indices(slots.key_start[space].ravel(), counts.ravel())]
-        rounds = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
-        parts = [np.unique(each, return_inverse=True) for each in rounds]
-        tables[space] = [rows for rows, _ in parts]
-        keys[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
+        held = held.take(row_indices(slots.key_start[space].ravel(), counts.ravel()))
+        result[space] = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
+    return result
+
+
+def account(
+    sizes: Sizes, plan: Plan, keys: Mapping[str, list[np.ndarray]], num_rounds: int
+) -> list[dict[str, Served]]:
+    """What serving the first rounds of a plan costs, with their keys as `asked_keys` has them."""
+    clients = (plan.slots.client >= 0).sum(axis=(1, 2, 3)).tolist()
+    counts = {space: each.reshape(len(each), -1) for space, each in plan.slots.key_count.items()}
+    demands = lambda i: {space: Demand(keys[space][i], counts[space][i]) for space in counts}
+    return [serve(sizes, clients[i], demands(i)) for i in range(num_rounds)]
+
+
+def cut(asked: Asked, keys: Mapping[str, list[np.ndarray]]) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+    """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
+    themselves, sorted, round by round."""
+    starts, rows, tables = {}, {}, {}
+    for space, counts in asked.plan.slots.key_count.items():
+        parts = [np.unique(each, return_inverse=True) for each in keys[space]]
+        tables[space] = [table for table, _ in parts]
+        rows[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
         starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
-    plan = asked.plan._replace(slots=slots._replace(key_start=starts))
-    return asked._replace(plan=plan, keys=keys), tables
+    plan = asked.plan._replace(slots=asked.plan.slots._replace(key_start=starts))
+    return asked._replace(plan=plan, keys=rows), tables
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
