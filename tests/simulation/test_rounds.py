@@ -188,28 +188,6 @@ def test_staged_calls_equal_resident_data(builds, store, one_device, monkeypatch
     assert [record.round for record in records] == [1, 2, 3]
 
 
-def test_a_large_table_is_cut_to_the_cohort_by_itself(make_ratings):
-    """Rows that no client of the cohort asks for are as they were."""
-    store, model = make_ratings([6] * 6, NUM_ITEMS, distinct=4), matrix_factorization(5000, DIM)
-    parts = partition(model, {"user": local(), "item": keyed("item")})
-    build = lambda rates: fed_recon(
-        model,
-        parts,
-        split=split.none(),
-        reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
-        update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
-    )
-    simulation = simulate(build, store)
-    assert simulation._stage(0, 1).plan.tables
-    before = np.array(simulation.state.params["item"])
-    state, records = finish(simulation, 2)
-    np.testing.assert_array_equal(state.params["item"][NUM_ITEMS:], before[NUM_ITEMS:])
-    expected = PlainSimulation(build, RATES, store, RECRUITING, seed=5)
-    assert_same(state, finish(expected, 2)[0])
-    assert len(records) == 2
-
-
 def compiled(simulation):
     return simulation._rounds._cache_size()
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
@@ -50,6 +52,7 @@ def plain_round(
         partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
     )
     down, up, missed, empty, broken = 0, 0, 0, 0, []
+    keys: dict[str, list] = {space: [] for space in partition.spaces}
     for position in clients:
         examples, name = store.gather([position]), store.client_ids[position].item()
         try:
@@ -58,6 +61,7 @@ def plain_round(
             answer = device.report(message, examples, asked)
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
+        keys = {space: [*each, asked.keys[space]] for space, each in keys.items()}
         report = read_report(answer)
         down, up, missed = down + len(message), up + len(answer), missed + asked.missed
         if not tree.all_finite((report.update, report.weight)):
@@ -67,8 +71,18 @@ def plain_round(
         empty += int(weight == 0)
         total = add_report(partition, total, report, weight, asked.keys)
     mean = algorithm.aggregator.decode(partition, total)
-    state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
+    state = _step(algorithm, state, mean, total.weight > 0, keys)
     return PlainRound(state, total, down, up, missed, empty, tuple(broken))
+
+
+def _step(
+    algorithm: Algorithm, state: ServerState, mean: Mapping[str, Any], active: Any, keys: Mapping[str, list]
+) -> ServerState:
+    """The server's step; on the rows that clients asked for, if its optimizer is defined on those alone."""
+    if algorithm.optimizer.rows != "asked":
+        return server.step(state, algorithm.optimizer, mean, active)
+    rows = {space: jnp.asarray(np.unique(np.concatenate(each))) for space, each in keys.items() if each}
+    return server.step_rows(algorithm.partition, algorithm.optimizer, state, rows, mean, active)
 
 
 class PlainSimulation:

@@ -203,12 +203,16 @@ def ask(
     return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
 
 
-def cut(population: Population, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+def cut(
+    population: Population, choices: Choices, asked: Asked
+) -> tuple[Asked, dict[str, list[np.ndarray]]]:
     """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
-    themselves, sorted, round by round."""
-    starts, keys, tables = {}, {}, {}
+    themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
     slots = asked.plan.slots
+    starts, keys, tables = dict(slots.key_start), dict(asked.keys), {}
     for space, counts in slots.key_count.items():
+        if choices[space].name == "all":
+            continue
         held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
         held = held[row_indices(slots.key_start[space].ravel(), counts.ravel())]
         rounds = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
