@@ -19,6 +19,7 @@ from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
+from partwise.model.spec import training_losses
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -93,6 +94,8 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
     outputs = model.predict(params, batch, jax.random.key(1))
     size = next(iter(batch.values())).shape[0]
     assert model.loss(outputs, batch).shape == (size,), "the loss must have one value per example"
+    training = training_losses(model, params, batch, jax.random.key(1))
+    assert training.shape == (size,), "the training loss must have one value per example"
     assert model.weight(batch).shape == (size,), "the weight must have one value per example"
     for name, metric in model.metrics.items():
         assert metric.values(outputs, batch).shape == (size,), (
