@@ -27,8 +27,9 @@ def nnx_model(
 ) -> Model:
     """A model from a function that builds the module.
 
-    `call(module, batch)` gives the outputs, `train_loss(module, batch, rng)` losses to train on in place of theirs. The module is rebuilt around whatever arrays it is given, so it may
-    be handed slices of its parameters: its code must take sizes from the arrays, not from its fields.
+    `call(module, batch)` gives the outputs, `train_loss(module, batch, rng)` losses to train on in place of
+    theirs. The module is rebuilt around whatever arrays it is given, so it may be handed slices of its
+    parameters: its code must take sizes from the arrays, not from its fields.
     """
     graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
     if jax.tree_util.tree_leaves(rest):

@@ -45,8 +45,8 @@ class Model(NamedTuple):
     loss:    (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several)
     metrics: name -> Metric; the first is the one shown while training
     weight:  batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens)
-    train_loss: (parameters, batch, rng) -> [B], what steps minimise in place of the loss of what is predicted, where
-             that is too dear (a sampled softmax); evaluation goes by `predict` and `loss` all the same
+    train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted is too
+             dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the same
     """
 
     init: Callable[[jax.Array], Params]

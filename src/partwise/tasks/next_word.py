@@ -178,8 +178,9 @@ def load(
     else:
         corpus = stackexchange.load(data, comments=comments).hold()
         parts = split_sentence_stores(corpus, num_words, seed=seed, **given)
+    train, validation, test = map(_without_padding, parts)
     shape |= {"num_buckets": num_buckets, "length": length, "sampled": sampled}
-    return next_word_task(*map(_without_padding, parts), **shape)
+    return next_word_task(train, validation, test, **shape)
 
 
 def _without_padding(store: ClientStore) -> ClientStore:
