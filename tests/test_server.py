@@ -138,7 +138,9 @@ def test_unknown_optimizer_and_unknown_setting():
         server.make_optimizer("adagrat", 0.1)
     with pytest.raises(UserError, match=r"server optimizer 'sgd': .*unexpected keyword argument 'b1'"):
         server.make_optimizer("sgd", 0.1, b1=0.9)
-    with pytest.raises(UserError, match=r"server optimizer 'lazy_adam': .*unexpected keyword argument 'beta'"):
+    with pytest.raises(
+        UserError, match=r"server optimizer 'lazy_adam': .*unexpected keyword argument 'beta'"
+    ):
         server.make_optimizer("lazy_adam", 0.1, beta=0.9)
     assert server.make_optimizer("adagrad", 0.1, epsilon=1e-3).rows == "exact"
 

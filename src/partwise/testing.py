@@ -6,7 +6,7 @@ def test_my_algorithm():
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +33,18 @@ def check_algorithm(
     *,
     cohort: int = 5,
     rounds: int = 2,
+    lanes: Sequence[int] | None = None,
     tol: float = 1e-5,
 ) -> None:
-    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile."""
+    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile.
+
+    `lanes` are the numbers of them to try (default: 1, and as many as there are clients).
+    """
     recruiting = Recruiting(min(cohort, store.num_clients))
     plain = PlainSimulation(build, rates, store, recruiting, seed=1)
     expected = [record for call in plain.run(rounds) for record in call]
-    for lanes in (1, cohort):
-        compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=lanes, rounds_per_call=1)
+    for number in lanes or (1, cohort):
+        compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=number, rounds_per_call=1)
         records = [record for call in compiled.run(rounds) for record in call]
         assert compiled._rounds._cache_size() == 1, "the second call compiled again"
         assert [r.clients for r in records] == [r.clients for r in expected]

@@ -73,7 +73,9 @@ def test_padding_changes_nothing(layer):
 
 def test_rows_that_were_not_drawn_have_no_gradient(layer):
     hidden, table, bias, targets = layer
-    loss = lambda table: sampled_softmax(hidden[:1, :1], table, bias, targets[:1, :1], 2, jax.random.key(4)).sum()
+    loss = lambda table: sampled_softmax(
+        hidden[:1, :1], table, bias, targets[:1, :1], 2, jax.random.key(4)
+    ).sum()
     moved = np.abs(jax.grad(loss)(table)).max(axis=1) > 0
     assert moved.sum() == 3  # the target, and two samples
     assert moved[0]

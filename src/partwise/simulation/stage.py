@@ -203,9 +203,7 @@ def ask(
     return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
 
 
-def cut(
-    population: Population, choices: Choices, asked: Asked
-) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+def cut(population: Population, choices: Choices, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
     """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
     themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
     slots = asked.plan.slots
