@@ -85,7 +85,7 @@ def test_options_that_a_task_has_not_come_with_the_nearest():
 
 
 def test_lazy_optimizers_are_the_servers():
-    task = load_task("planted", num_clients=20, num_items=10, mean_examples=5, dim=2)
+    task = load_task("planted", num_clients=100, num_items=40, mean_examples=15, dim=4)
     prepare(task, Config().changed({"server.optimizer": "lazy_adam"}))
-    with pytest.raises(UserError, match="optimizer of the server.*use adam"):
+    with pytest.raises(UserError, match=r"optimizer of the server.*use adam"):
         prepare(task, Config().changed({"reconstruct.optimizer": "lazy_adam"}))
