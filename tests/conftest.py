@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,16 @@ _programs = tempfile.TemporaryDirectory(prefix="partwise-tests-")
 jax.config.update("jax_compilation_cache_dir", _programs.name)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+os.environ |= {  # for the processes that tests start
+    "JAX_COMPILATION_CACHE_DIR": _programs.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 from partwise.client.batches import Examples  # noqa: E402
 from partwise.client.state import Client  # noqa: E402
@@ -28,6 +35,10 @@ from partwise.model.partition import Partition  # noqa: E402
 from partwise.model.spec import Metric, Model, squared_error  # noqa: E402
 from partwise.selection.keys import own_keys  # noqa: E402
 from partwise.selection.slices import Keys, receive  # noqa: E402
+
+# The first example compiles, and machines may be busy: no property is about its time.
+settings.register_profile("partwise", deadline=None)
+settings.load_profile("partwise")
 
 
 def _store(counts: Any, ids: Any = None, **columns: Any) -> ClientStore:

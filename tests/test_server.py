@@ -104,7 +104,7 @@ def test_steps_equal_the_published_formulas(parts, optimizer, by_hand):
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
     optimizer = server.make_optimizer(name, RATE)
-    assert optimizer.row_sparse
+    assert optimizer.rows == "exact"
     before, after = start(parts, optimizer), run(parts, optimizer)
     np.testing.assert_array_equal(after.params["table"][1], before.params["table"][1])
     tables = lambda state: [x for x in jax.tree_util.tree_leaves(state.optimizer) if x.shape == (4, 2)]
@@ -117,7 +117,7 @@ def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
 )
 def test_optimizers_that_move_unsent_rows_do_not_claim_otherwise(parts, optimizer):
     """A row sent in the first round moves on in the second, though nobody sends it."""
-    assert not optimizer.row_sparse
+    assert optimizer.rows == "all"
     silent = {path: np.zeros_like(update) for path, update in MEANS[0].items()}
     once, twice = run(parts, optimizer, MEANS[:1]), run(parts, optimizer, [MEANS[0], silent])
     assert not np.array_equal(once.params["table"][0], twice.params["table"][0])
@@ -138,7 +138,11 @@ def test_unknown_optimizer_and_unknown_setting():
         server.make_optimizer("adagrat", 0.1)
     with pytest.raises(UserError, match=r"server optimizer 'sgd': .*unexpected keyword argument 'b1'"):
         server.make_optimizer("sgd", 0.1, b1=0.9)
-    assert server.make_optimizer("adagrad", 0.1, epsilon=1e-3).row_sparse
+    with pytest.raises(
+        UserError, match=r"server optimizer 'lazy_adam': .*unexpected keyword argument 'beta'"
+    ):
+        server.make_optimizer("lazy_adam", 0.1, beta=0.9)
+    assert server.make_optimizer("adagrad", 0.1, epsilon=1e-3).rows == "exact"
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
@@ -158,6 +162,61 @@ def test_step_on_the_rows_of_a_cohort_equals_the_step_on_the_table(parts, name):
         state = server.map_tables(parts, optimizer, put, state, part)
     for expected, found in zip(*map(jax.tree_util.tree_leaves, (run(parts, optimizer), state)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+LAZY = [("lazy_adam", adam), ("lazy_yogi", yogi)]
+
+
+def as_floats(arrays):
+    return {path: jnp.asarray(each, jnp.float32) for path, each in arrays.items()}
+
+
+@pytest.mark.parametrize(("name", "by_hand"), LAZY)
+def test_lazy_steps_by_hand(parts, name, by_hand):
+    """Asked in every round: the published formula. In none: nothing. In the second only: its moments begin then,
+    but the bias is corrected for two rounds. What is shared is stepped as ever."""
+    optimizer = server.make_optimizer(name, RATE)
+    assert optimizer.rows == "asked"
+    state = start(parts, optimizer)
+    for mean, rows in zip(MEANS, ([0, 2], [0, 2, 3]), strict=True):
+        asked = {"item": jnp.array(rows)}
+        state = server.step_rows(parts, optimizer, state, asked, as_floats(mean), jnp.asarray(True))
+    gradients = lambda path, row: [-mean[path][row] for mean in MEANS]
+    for row in (0, 2, 3):  # before row 3 is asked for, its moments are those of zero gradients: zero
+        expected = by_hand(START["table"][row], gradients("table", row))
+        np.testing.assert_allclose(state.params["table"][row], expected, rtol=2e-5)
+    np.testing.assert_allclose(
+        state.params["bias"], by_hand(START["bias"], gradients("bias", slice(None))), rtol=2e-5
+    )
+    before = start(parts, optimizer)
+    for old, new in zip(*map(jax.tree_util.tree_leaves, (before, state)), strict=True):
+        if old.shape == (4, 2):
+            np.testing.assert_array_equal(new[1], old[1])
+
+
+@pytest.mark.parametrize(("name", "by_hand"), LAZY)
+def test_a_row_that_is_not_asked_for_again_rests_with_its_moments(parts, name, by_hand):
+    """The dense namesake moves it on; the lazy one keeps every bit, until it is asked for again."""
+    optimizer, active = server.make_optimizer(name, RATE), jnp.asarray(True)
+    both, rest = {"item": jnp.array([0, 2])}, {"item": jnp.array([2])}
+    once = server.step_rows(parts, optimizer, start(parts, optimizer), both, as_floats(MEANS[0]), active)
+    twice = server.step_rows(parts, optimizer, once, rest, as_floats(MEANS[1]), active)
+    tables = lambda state: [x for x in jax.tree_util.tree_leaves(state) if x.shape == (4, 2)]
+    assert len(tables(once)) == 3  # values and two moments
+    for old, new in zip(tables(once), tables(twice), strict=True):
+        np.testing.assert_array_equal(new[0], old[0])
+        assert not np.array_equal(new[2], old[2])
+
+
+@pytest.mark.parametrize("name", ["adam", "yogi"])
+def test_lazy_equals_dense_where_all_rows_are_asked_for(parts, name):
+    lazy, everything = server.make_optimizer(f"lazy_{name}", RATE), {"item": jnp.arange(4)}
+    state = start(parts, lazy)
+    for mean in MEANS:
+        state = server.step_rows(parts, lazy, state, everything, as_floats(mean), jnp.asarray(True))
+    dense = run(parts, server.make_optimizer(name, RATE))
+    for expected, found in zip(*map(jax.tree_util.tree_leaves, (dense, state)), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_rate_schedule_counts_on_when_rows_are_put_back(parts):

@@ -1,13 +1,14 @@
 """The server's step: the mean update as an antigradient into any optax optimizer (Reddi et al., 2021).
 
 With SGD and Adagrad a row that nobody sent keeps its value and its state, so the step may be taken on the
-rows of a cohort alone; the others need to see the whole table every round.
+rows of a cohort alone. Momentum, Adam and Yogi go on moving such a row and need to see the whole table every
+round; their lazy namesakes are defined on the rows that the cohort asked for, and leave the others alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,20 +20,25 @@ from partwise.types import UserError, unknown
 
 
 class Optimizer(NamedTuple):
-    """An optax transformation, and whether rows with a zero gradient stay exactly as they are."""
+    """An optax transformation, and which rows of a keyed table it must see.
+
+    all:   every row, because one with a zero gradient moves too
+    exact: any rows that hold those which were sent; the others stay exactly as they are anyway
+    asked: the rows that some client of the round asked for, and no other: that is what it is defined on
+    """
 
     transform: optax.GradientTransformation
-    row_sparse: bool = False
+    rows: Literal["all", "exact", "asked"] = "all"
 
 
 def sgd(rate: Any, momentum: float | None = None) -> Optimizer:
     """g <- g + rate * mean update (FedRecon, Algorithm 1; patent claim 13)."""
-    return Optimizer(optax.sgd(rate, momentum), row_sparse=momentum is None)
+    return Optimizer(optax.sgd(rate, momentum), rows="exact" if momentum is None else "all")
 
 
 def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) -> Optimizer:
     """FedAdagrad; as optax has it, epsilon is added to the sum of squares, under the root."""
-    return Optimizer(optax.adagrad(rate, initial_accumulator, epsilon), row_sparse=True)
+    return Optimizer(optax.adagrad(rate, initial_accumulator, epsilon), rows="exact")
 
 
 def adam(rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3) -> Optimizer:
@@ -48,11 +54,26 @@ def yogi(
     return Optimizer(optax.chain(scale, optax.scale_by_learning_rate(rate)))
 
 
+def lazy_adam(rate: Any, **settings: Any) -> Optimizer:
+    """Adam on the rows that some client of the round asked for; all other rows keep their values and moments.
+
+    What is shared is stepped as in Adam. Bias is corrected for the number of rounds, for every row alike.
+    """
+    return adam(rate, **settings)._replace(rows="asked")
+
+
+def lazy_yogi(rate: Any, **settings: Any) -> Optimizer:
+    """Yogi on the rows that some client of the round asked for, as `lazy_adam`."""
+    return yogi(rate, **settings)._replace(rows="asked")
+
+
 OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd": sgd,
     "adagrad": adagrad,
     "adam": adam,
     "yogi": yogi,
+    "lazy_adam": lazy_adam,
+    "lazy_yogi": lazy_yogi,
 }
 
 
@@ -141,6 +162,23 @@ def put_rows(
     """The state with those rows, and all that is no table, replaced; the inverse of `take_rows`."""
     put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop") if space in rows else new
     return map_tables(partition, optimizer, put, state, part)
+
+
+def step_rows(
+    partition: Partition,
+    optimizer: Optimizer,
+    state: ServerState,
+    rows: Mapping[str, jax.Array],
+    mean: Mapping[str, jax.Array],
+    active: Any,
+) -> ServerState:
+    """`step` on these rows of the tables and on all that is no table; `mean` is of whole tables."""
+    keyed = partition.of("keyed")
+    space_of = {path: partition.roles[path].space for path in mean if path in keyed}
+    part = take_rows(partition, optimizer, state, rows)
+    cut = {path: mean[path][rows[space]] for path, space in space_of.items() if space in rows}
+    part = step(part, optimizer, {**mean, **cut}, active)
+    return put_rows(partition, optimizer, state, rows, part)
 
 
 def is_finite(state: ServerState) -> jax.Array:

@@ -6,7 +6,7 @@ def test_my_algorithm():
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
+from partwise.model.spec import training_losses
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -32,14 +33,18 @@ def check_algorithm(
     *,
     cohort: int = 5,
     rounds: int = 2,
+    lanes: Sequence[int] | None = None,
     tol: float = 1e-5,
 ) -> None:
-    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile."""
+    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile.
+
+    `lanes` are the numbers of them to try (default: 1, and as many as there are clients).
+    """
     recruiting = Recruiting(min(cohort, store.num_clients))
     plain = PlainSimulation(build, rates, store, recruiting, seed=1)
     expected = [record for call in plain.run(rounds) for record in call]
-    for lanes in (1, cohort):
-        compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=lanes, rounds_per_call=1)
+    for number in lanes or (1, cohort):
+        compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=number, rounds_per_call=1)
         records = [record for call in compiled.run(rounds) for record in call]
         assert compiled._rounds._cache_size() == 1, "the second call compiled again"
         assert [r.clients for r in records] == [r.clients for r in expected]
@@ -94,6 +99,8 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
     outputs = model.predict(params, batch, jax.random.key(1))
     size = next(iter(batch.values())).shape[0]
     assert model.loss(outputs, batch).shape == (size,), "the loss must have one value per example"
+    training = training_losses(model, params, batch, jax.random.key(1))
+    assert training.shape == (size,), "the training loss must have one value per example"
     assert model.weight(batch).shape == (size,), "the weight must have one value per example"
     for name, metric in model.metrics.items():
         assert metric.values(outputs, batch).shape == (size,), (

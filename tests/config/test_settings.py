@@ -2,6 +2,7 @@
 
 import pytest
 
+from partwise.config.algorithms import prepare
 from partwise.config.options import explain_options, read_options
 from partwise.config.settings import Config, explain
 from partwise.tasks import all_tasks, load_task
@@ -81,3 +82,10 @@ def test_every_option_of_a_task_of_ratings_is_explained(name):
 def test_options_that_a_task_has_not_come_with_the_nearest():
     with pytest.raises(UserError, match=r"task 'planted' has no option 'num_client' \(nearest: num_clients"):
         load_task("planted", num_client=3)
+
+
+def test_lazy_optimizers_are_the_servers():
+    task = load_task("planted", num_clients=100, num_items=40, mean_examples=15, dim=4)
+    prepare(task, Config().changed({"server.optimizer": "lazy_adam"}))
+    with pytest.raises(UserError, match=r"optimizer of the server.*use adam"):
+        prepare(task, Config().changed({"reconstruct.optimizer": "lazy_adam"}))

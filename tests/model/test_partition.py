@@ -48,7 +48,7 @@ trees = st.dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(trees)
 def test_split_and_merge_are_exact_inverses(tree):
     is_leaf = lambda x: isinstance(x, tuple)

@@ -65,7 +65,7 @@ def send(
     for path, leaf in params.items():
         if path in partition.of("keyed"):
             role = partition.roles[path]
-            parts = role.psi.encode(jnp.asarray(leaf)[keys[role.space]])
+            parts = role.psi.encode(np.asarray(leaf)[keys[role.space]])
             arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
         else:
             arrays[path] = np.asarray(leaf)

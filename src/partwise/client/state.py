@@ -12,7 +12,7 @@ from partwise.client.batches import Drawn, Examples, Schedule, over_batches
 from partwise.client.split import Subset
 from partwise.metrics import Sums
 from partwise.model.partition import DEFAULT, Partition
-from partwise.model.spec import Model, one_per_example
+from partwise.model.spec import Model, one_per_example, training_losses
 from partwise.selection import slices
 from partwise.selection.slices import Received
 
@@ -112,7 +112,7 @@ def batch_loss(
     params = client.partition.merge(
         {**client.received.frozen, **progress.shared, **rows}, local_values(client, progress)
     )
-    values = client.model.loss(client.model.predict(params, batch, rng), batch)
+    values = training_losses(client.model, params, batch, rng)
     total = jnp.sum(jnp.where(mask, values, 0))
     weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
     return total / jnp.where(weight > 0, weight, 1), Sums(total, weight)

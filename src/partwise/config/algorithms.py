@@ -184,7 +184,13 @@ def _client_optimizer(name: str, rate: Any) -> Any:
     """SGD is just its rate; anything else by name."""
     if name not in OPTIMIZERS:
         raise unknown("client optimizer", name, OPTIMIZERS)
-    return rate if name == "sgd" else make_optimizer(name, rate).transform
+    optimizer = make_optimizer(name, rate)
+    if optimizer.rows == "asked":
+        raise UserError(
+            f"'{name}' is an optimizer of the server, which knows the rows that its clients asked for; "
+            f"on a client use {name.removeprefix('lazy_')}"
+        )
+    return rate if name == "sgd" else optimizer.transform
 
 
 def _server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:

@@ -81,7 +81,11 @@ class UpdateConfig:
 class ServerConfig:
     """The server's optimizer with its own settings, and what a client weighs."""
 
-    optimizer: str = key("sgd", "sgd, adagrad, adam, yogi; its own settings are server.settings.NAME")
+    optimizer: str = key(
+        "sgd",
+        "sgd, adagrad, adam, yogi, lazy_adam, lazy_yogi (these: only rows that were asked for); "
+        "its own settings are server.settings.NAME",
+    )
     rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
     schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
     weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")

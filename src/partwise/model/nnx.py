@@ -23,11 +23,13 @@ def nnx_model(
     *,
     call: Callable[[Any, Batch], jax.Array] = lambda module, batch: module(batch),
     weight: Callable[[Batch], jax.Array] = one_per_example,
+    train_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None,
 ) -> Model:
     """A model from a function that builds the module.
 
-    `call(module, batch)` gives the outputs. The module is rebuilt around whatever arrays it is given, so it may
-    be handed slices of its parameters: its code must take sizes from the arrays, not from its fields.
+    `call(module, batch)` gives the outputs, `train_loss(module, batch, rng)` losses to train on in place of
+    theirs. The module is rebuilt around whatever arrays it is given, so it may be handed slices of its
+    parameters: its code must take sizes from the arrays, not from its fields.
     """
     graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
     if jax.tree_util.tree_leaves(rest):
@@ -39,9 +41,16 @@ def nnx_model(
     def init(rng: jax.Array) -> dict[str, Any]:
         return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(rng)), nnx.Param))
 
-    def predict(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+    def module(values: Any) -> Any:
         state = jax.tree_util.tree_map(lambda leaf: leaf, params)
         nnx.replace_by_pure_dict(state, values)
-        return call(nnx.merge(graph, state, rest), batch)
+        return nnx.merge(graph, state, rest)
 
-    return Model(init, predict, loss, dict(metrics or {}), weight)
+    return Model(
+        init,
+        lambda values, batch, rng: call(module(values), batch),
+        loss,
+        dict(metrics or {}),
+        weight,
+        train_loss and (lambda values, batch, rng: train_loss(module(values), batch, rng)),
+    )

@@ -45,6 +45,8 @@ class Model(NamedTuple):
     loss:    (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several)
     metrics: name -> Metric; the first is the one shown while training
     weight:  batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens)
+    train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted is too
+             dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the same
     """
 
     init: Callable[[jax.Array], Params]
@@ -52,6 +54,14 @@ class Model(NamedTuple):
     loss: Callable[[jax.Array, Batch], jax.Array]
     metrics: Mapping[str, Metric] = {}
     weight: Callable[[Batch], jax.Array] = one_per_example
+    train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
+
+
+def training_losses(model: Model, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """[B], what a step minimises."""
+    if model.train_loss is not None:
+        return model.train_loss(params, batch, rng)
+    return model.loss(model.predict(params, batch, rng), batch)
 
 
 def squared_error(outputs: jax.Array, batch: Batch, target: str) -> jax.Array:

@@ -110,8 +110,8 @@ class Simulation:
 
     def _whole_tables(self) -> bool:
         """Whether a round works on whole tables: they are small, or the optimizer must see every row."""
-        if not self.algorithm.optimizer.row_sparse:
-            return True
+        if self.algorithm.optimizer.rows != "exact":
+            return self.algorithm.optimizer.rows == "all"
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         values = stage.values_per_example(self.store, self.partition)
         asked = lambda space: min(self._key_capacities[space], mean * max(values[space], 1))
@@ -186,7 +186,7 @@ class Simulation:
         wanted = stage.asked_keys(population, asked)
         served = stage.account(self._sizes, asked.plan, wanted, len(cohorts))
         if self._cut_tables:
-            asked, rows = stage.cut(asked, wanted)
+            asked, rows = stage.cut(self.algorithm.choose, asked, wanted)
             tables = {space: self._stacked(space, each) for space, each in rows.items()}
             asked = asked._replace(plan=asked.plan._replace(tables=tables))
         keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}

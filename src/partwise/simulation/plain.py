@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from partwise import server, tree
@@ -18,7 +19,6 @@ from partwise.algorithms.base import Algorithm, Build, init_params
 from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
-from partwise.model.partition import Partition
 from partwise.selection.serving import Demand, check_way, serve, sizes_of
 from partwise.server import ServerState
 from partwise.simulation.loop import INIT_ROUND, Record, costs, diverged, round_rng
@@ -53,7 +53,8 @@ def plain_round(
     total = zero_total(
         partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
     )
-    down, up, missed, empty, broken, keys = 0, 0, 0, 0, [], []
+    down, up, missed, empty, broken = 0, 0, 0, 0, []
+    keys: dict[str, list[np.ndarray]] = {space: [] for space in partition.spaces}
     for position in clients:
         examples, name = store.gather([position]), store.client_ids[position].item()
         try:
@@ -62,8 +63,8 @@ def plain_round(
             answer = device.report(message, examples, asked)
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
+        keys = {space: [*each, asked.keys[space]] for space, each in keys.items()}
         report = read_report(answer)
-        keys.append(asked.keys)
         down, up, missed = down + len(message), up + len(answer), missed + asked.missed
         if not tree.all_finite((report.update, report.weight)):
             broken.append(name)
@@ -72,15 +73,22 @@ def plain_round(
         empty += int(weight == 0)
         total = add_report(partition, total, report, weight, asked.keys)
     mean = algorithm.aggregator.decode(partition, total)
-    state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
-    return PlainRound(state, total, down, up, _demands(partition, keys), missed, empty, tuple(broken))
+    state = _step(algorithm, state, mean, total.weight > 0, keys)
+    demands = {
+        space: Demand(np.concatenate([np.zeros(0, np.int32), *each]), np.array(list(map(len, each)), int))
+        for space, each in keys.items()
+    }
+    return PlainRound(state, total, down, up, demands, missed, empty, tuple(broken))
 
 
-def _demands(partition: Partition, keys: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Demand]:
-    """The keys of all clients, by space."""
-    together = lambda space: np.concatenate([np.zeros(0, np.int32), *(each[space] for each in keys)])
-    counts = lambda space: np.array([len(each[space]) for each in keys], int)
-    return {space: Demand(together(space), counts(space)) for space in partition.spaces}
+def _step(
+    algorithm: Algorithm, state: ServerState, mean: Mapping[str, Any], active: Any, keys: Mapping[str, list]
+) -> ServerState:
+    """The server's step; on the rows that clients asked for, if its optimizer is defined on those alone."""
+    if algorithm.optimizer.rows != "asked":
+        return server.step(state, algorithm.optimizer, mean, active)
+    rows = {space: jnp.asarray(np.unique(np.concatenate(each))) for space, each in keys.items() if each}
+    return server.step_rows(algorithm.partition, algorithm.optimizer, state, rows, mean, active)
 
 
 class PlainSimulation:

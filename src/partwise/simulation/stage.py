@@ -228,11 +228,15 @@ def account(
     return [serve(sizes, clients[i], demands(i)) for i in range(num_rounds)]
 
 
-def cut(asked: Asked, keys: Mapping[str, list[np.ndarray]]) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+def cut(
+    choices: Choices, asked: Asked, keys: Mapping[str, list[np.ndarray]]
+) -> tuple[Asked, dict[str, list[np.ndarray]]]:
     """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
-    themselves, sorted, round by round."""
-    starts, rows, tables = {}, {}, {}
+    themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
+    starts, rows, tables = dict(asked.plan.slots.key_start), dict(asked.keys), {}
     for space, counts in asked.plan.slots.key_count.items():
+        if choices[space].name == "all":
+            continue
         parts = [np.unique(each, return_inverse=True) for each in keys[space]]
         tables[space] = [table for table, _ in parts]
         rows[space] = np.concatenate([row for _, row in parts]).astype(np.int32)

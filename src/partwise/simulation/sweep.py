@@ -49,6 +49,11 @@ class Sweep:
         self.rates = [dict(each) for each in rates]
         self.seeds = list(seeds)
         self.algorithm = build(self.rates[0])
+        if self.algorithm.optimizer.rows == "asked":
+            raise UserError(
+                "a sweep works on whole tables, and a lazy server optimizer on the rows that a cohort asks for: "
+                "run its rates one by one, or use adam or yogi"
+            )
         self.partition = self.algorithm.partition
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh()

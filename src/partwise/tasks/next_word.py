@@ -2,12 +2,13 @@
 
 A word's key owns its row of the embedding, its column of the output layer and its bias; a unit's key owns its
 column of the wide dense layer, its bias and its row of the layer after. A client's softmax is over the words
-it holds.
+it holds, or in training over a sample of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from partwise.data.sentences import PAD, TokenIds, sentence_store, sentence_voca
 from partwise.data.store import ClientStore
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
+from partwise.model.softmax import NOTHING, sampled_softmax
 from partwise.model.spec import Batch, Metric, lookup
 from partwise.tasks.base import Entry, Setting, Task
+from partwise.types import UserError
 
-NOTHING = -1e9  # the score of an output that a client does not hold
 DEFAULTS = {
     "algorithm": "fed_select",
     "rounds": 500,
@@ -72,13 +74,17 @@ class Transformer(nnx.Module):
         self.out_bias = nnx.Param(jnp.zeros(num_ids))
 
     def __call__(self, batch: Batch) -> jax.Array:
+        return self.hidden(batch) @ self.out[...] + self.out_bias[...]
+
+    def hidden(self, batch: Batch) -> jax.Array:
+        """What the output layer sees: [B, length, width]."""
         tokens = batch["tokens"][:, :-1]
         x = lookup(self.embedding[...], tokens) * self.embedding.shape[-1] ** 0.5
         x = x + self.position[: tokens.shape[1]]
         causal = jnp.tril(jnp.ones((1, 1, tokens.shape[1], tokens.shape[1]), bool))
         x = x + self.attention(self.norms[0](x), mask=causal)
         x = x + self.wide(self.norms[1](x))
-        return self.norms[2](x) @ self.out[...] + self.out_bias[...]
+        return self.norms[2](x)
 
 
 def _targets(batch: Batch) -> jax.Array:
@@ -90,6 +96,16 @@ def _losses(scores: jax.Array, batch: Batch) -> jax.Array:
     target = _targets(batch)
     each = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(target, 0))
     return jnp.where(target >= 0, each, 0).sum(axis=-1)
+
+
+def _sampled_losses(num_sampled: int) -> Callable[[Transformer, Batch, jax.Array], jax.Array]:
+    """As `_losses`, each word against so many others of the slice."""
+
+    def losses(module: Transformer, batch: Batch, rng: jax.Array) -> jax.Array:
+        out = (module.out[...].T, module.out_bias[...])
+        return sampled_softmax(module.hidden(batch), *out, _targets(batch), num_sampled, rng).sum(axis=-1)
+
+    return losses
 
 
 def _num_targets(batch: Batch) -> jax.Array:
@@ -108,14 +124,24 @@ def _accuracy(num_words: int) -> Metric:
 
 
 def settings(
-    num_ids: int, num_words: int, width: int = 96, heads: int = 8, units: int = 2048, length: int = 20
+    num_ids: int,
+    num_words: int,
+    width: int = 96,
+    heads: int = 8,
+    units: int = 2048,
+    length: int = 20,
+    sampled: int = 0,
 ) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting: there is nothing local in it. `sampled` words in the softmax of a training step; 0: all that the
+    client holds."""
+    if sampled < 0:
+        raise UserError(f"sampled is a number of words, or 0 for all that a client holds; not {sampled}")
     model = nnx_model(
         lambda rngs: Transformer(num_ids, width, heads, units, length, rngs),
         _losses,
         {"accuracy": _accuracy(num_words)},
         weight=_num_targets,
+        train_loss=_sampled_losses(sampled) if sampled else None,
     )
     rules = {
         "embedding": keyed("word"),
@@ -138,6 +164,7 @@ def load(
     length: int = 20,
     max_sentences: int = 1000,
     comments: bool = True,
+    sampled: int = 0,
     seed: int = 42,
     **shape: Any,
 ) -> Task:
@@ -152,7 +179,9 @@ def load(
     else:
         corpus = stackexchange.load(data, comments=comments).hold()
         parts = split_sentence_stores(corpus, num_words, seed=seed, **given)
-    return next_word_task(*map(_without_padding, parts), num_buckets=num_buckets, length=length, **shape)
+    train, validation, test = map(_without_padding, parts)
+    shape |= {"num_buckets": num_buckets, "length": length, "sampled": sampled}
+    return next_word_task(train, validation, test, **shape)
 
 
 def _without_padding(store: ClientStore) -> ClientStore:
