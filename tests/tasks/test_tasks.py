@@ -51,3 +51,43 @@ def test_orders_that_cannot_be_had():
         ratings_task(store, order="time")
     with pytest.raises(UserError, match="unknown order of examples 'random'"):
         ratings_task(store, order="random")  # pyright: ignore
+
+
+def test_generated_tags_keep_the_contract():
+    task = load_task("tags-planted", num_clients=40, num_words=300, num_tags=20, mean_examples=10)
+    check_task(task)
+    assert 0.2 < task.best["recall_at_5"] <= 1
+
+
+@needs_data
+def test_stack_exchange_tags_keep_the_contract():
+    task = load_task("tags", num_words=500, num_tags=30, width=32)
+    check_task(task)
+    assert task.options == {"num_words": 500, "num_tags": 30}
+
+
+@needs_data
+@pytest.mark.parametrize(("network", "keys"), [("cnn", 64), ("2nn", 200)])
+def test_handwriting_keeps_the_contract(network, keys):
+    task = load_task("handwriting", network=network)
+    check_task(task)
+    parts = task.personal.partition
+    assert parts.num_keys("filter") == keys
+    total = sum(int(np.prod(leaf.shape)) for leaf in parts.shapes.values())
+    assert total == {"cnn": 1_663_370, "2nn": 199_210}[network]  # McMahan et al., with ten classes
+
+
+def test_generated_writers_keep_the_contract():
+    check_task(load_task("writers", network="2nn", num_clients=30, median=25, num_classes=5))
+
+
+def test_recall_counts_the_tags_among_the_five_best():
+    """Two examples with three tags; two of them are among the five highest scores."""
+    from partwise.tasks.tags import logistic_regression
+
+    recall = logistic_regression(4, 8).metrics["recall_at_5"]
+    scores = np.array([[8.0, 7, 6, 5, 4, 3, 2, 1], [1, 2, 3, 4, 5, 6, 7, 8]])
+    batch = {"tags": np.array([[0, 7, -1], [7, -1, -1]])}
+    assert recall.values(scores, batch).tolist() == [1, 1]
+    assert recall.weight is not None
+    assert recall.weight({"tags": np.array([[0, 7, -1], [7, -1, -1]])}).tolist() == [2, 1]

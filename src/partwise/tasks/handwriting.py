@@ -6,7 +6,7 @@ filter, its bias, and all that the next layer does with it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ from partwise.model.spec import Batch, Metric
 from partwise.tasks.base import Entry, Setting, Task
 from partwise.types import unknown
 
-Network = Literal["cnn", "2nn"]
+Network = Annotated[Literal["cnn", "2nn"], "the model"]
 DEFAULTS = {
     "algorithm": "fed_select",
     "rounds": 500,
@@ -174,10 +174,10 @@ def load_generated(
     data: str | None = None,
     *,
     network: Network = "cnn",
-    num_clients: int = 3400,
-    median: float = 180,
-    num_classes: int = 62,
-    seed: int = 0,
+    num_clients: Annotated[int, "writers that are generated"] = 3400,
+    median: Annotated[float, "images of a writer, in the middle"] = 180,
+    num_classes: Annotated[int, "different characters"] = 62,
+    seed: Annotated[int, "of the cut, or of what is generated"] = 0,
 ) -> Task:
     """Generated writers, at any size."""
     store = generate_writers(num_clients, median, num_classes, seed=seed)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -129,8 +129,8 @@ def settings(
     width: int = 96,
     heads: int = 8,
     units: int = 2048,
-    length: int = 20,
-    sampled: int = 0,
+    length: Annotated[int, "words of a sentence, at most"] = 20,
+    sampled: Annotated[int, "outputs sampled for the training loss; 0: all that a client holds"] = 0,
 ) -> tuple[Setting, Setting]:
     """One setting: there is nothing local in it. `sampled` words in the softmax of a training step; 0: all that the
     client holds."""
@@ -159,13 +159,13 @@ def settings(
 def load(
     data: str | None = None,
     *,
-    num_words: int = 10_000,
-    num_buckets: int = 1,
-    length: int = 20,
-    max_sentences: int = 1000,
-    comments: bool = True,
-    sampled: int = 0,
-    seed: int = 42,
+    num_words: Annotated[int, "most frequent words of the training clients"] = 10_000,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 1,
+    length: Annotated[int, "words of a sentence, at most"] = 20,
+    max_sentences: Annotated[int, "sentences of a client, at most"] = 1000,
+    comments: Annotated[bool, "whether comments are read too"] = True,
+    sampled: Annotated[int, "outputs sampled for the training loss; 0: all that a client holds"] = 0,
+    seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
     **shape: Any,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file); test clients are unseen."""
@@ -196,8 +196,8 @@ def next_word_task(
     train: ClientStore,
     validation: ClientStore,
     test: ClientStore,
-    num_buckets: int = 1,
-    length: int = 20,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 1,
+    length: Annotated[int, "words of a sentence, at most"] = 20,
     **shape: Any,
 ) -> Task:
     """A task from stores with the column `tokens`."""

@@ -6,7 +6,7 @@ The weight matrix is keyed by word; a client is sent the rows of the words it ch
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -69,10 +69,12 @@ def settings(num_words: int, num_tags: int) -> tuple[Setting, Setting]:
 def load(
     data: str | None = None,
     *,
-    num_words: int = 10_000,
-    num_tags: int = 500,
-    width: int = 256,
-    seed: int = 42,
+    num_words: Annotated[int, "most frequent words of the training clients: n"] = 10_000,
+    num_tags: Annotated[int, "most frequent tags: t"] = 500,
+    width: Annotated[int, "most different words of an example"] = 256,
+    seed: Annotated[
+        int, "of the cut into training, validation and test clients, or of what is generated"
+    ] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file). Test clients are unseen; of Stack
     Overflow, whose `test` holds the training users, the held-out users are cut in two."""
@@ -91,12 +93,14 @@ def load(
 def load_generated(
     data: str | None = None,
     *,
-    num_clients: int = 2000,
-    num_words: int = 10_000,
-    num_tags: int = 500,
-    mean_examples: float = 100,
-    words_per_example: int = 60,
-    seed: int = 0,
+    num_clients: Annotated[int, "clients that are generated"] = 2000,
+    num_words: Annotated[int, "most frequent words of the training clients: n"] = 10_000,
+    num_tags: Annotated[int, "most frequent tags: t"] = 500,
+    mean_examples: Annotated[float, "posts of a client, on average"] = 100,
+    words_per_example: Annotated[int, "different words of a post, on average"] = 60,
+    seed: Annotated[
+        int, "of the cut into training, validation and test clients, or of what is generated"
+    ] = 0,
 ) -> Task:
     """Posts whose tags depend on their words through a planted model; the best reachable recall is known."""
     store = generate_tags(num_clients, num_words, num_tags, mean_examples, words_per_example, seed=seed)

@@ -1,0 +1,38 @@
+"""Rows by id, with -1 for nothing: one at a time, and added up."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partwise.model.spec import bag, indicators, lookup
+
+TABLE = jnp.arange(12.0).reshape(4, 3) + 1
+IDS = jnp.array([[0, 3, -1], [-1, -1, -1], [2, -1, 2]])
+
+
+def test_nothing_is_zero():
+    found = lookup(TABLE, IDS)
+    np.testing.assert_array_equal(found[0], [TABLE[0], TABLE[3], np.zeros(3)])
+    assert found[1].sum() == 0
+
+
+@pytest.mark.parametrize("width", [1, 3, 10, 23])
+def test_a_bag_is_the_sum_of_its_rows(width):
+    ids = jnp.asarray(np.random.default_rng(width).integers(-1, 4, (5, width)))
+    np.testing.assert_allclose(jax.jit(bag)(TABLE, ids), lookup(TABLE, ids).sum(1), rtol=1e-6)
+
+
+def test_the_gradient_of_a_bag_is_that_of_the_sum():
+    weights = jnp.arange(9.0).reshape(3, 3)
+    of_bag = jax.grad(lambda table: jnp.vdot(bag(table, IDS), weights))(TABLE)
+    of_sum = jax.grad(lambda table: jnp.vdot(lookup(table, IDS).sum(1), weights))(TABLE)
+    np.testing.assert_allclose(of_bag, of_sum, rtol=1e-6)
+    many = jax.vmap(lambda ids: bag(TABLE, ids))(jnp.stack([IDS, IDS[::-1]]))
+    np.testing.assert_allclose(many[1], bag(TABLE, IDS)[::-1], rtol=1e-6)
+
+
+def test_indicators_count():
+    np.testing.assert_array_equal(indicators(IDS, 4), [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 2, 0]])
