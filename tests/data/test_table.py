@@ -127,3 +127,15 @@ def test_files_that_are_not_tables(tmp_path):
     (tmp_path / "r.xlsx").write_text("")
     with pytest.raises(UserError, match=r"neither .csv, .tsv nor .parquet"):
         read_table(tmp_path / "r.xlsx", "user")
+
+
+def test_a_number_too_large_for_devices_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("user,rating\na,1\nb,1e300\n")
+    with pytest.raises(UserError, match=r"rating.*too large for 32-bit numbers"):
+        read_table(tmp_path / "t.csv", client="user", columns=["rating"])
+
+
+def test_other_separators_are_named(tmp_path):
+    (tmp_path / "t.csv").write_text("user;rating\na;1\n")
+    with pytest.raises(UserError, match=r"line 1: 'user;rating' is a single name, with ';' in it"):
+        read_table(tmp_path / "t.csv", client="user", columns=["rating"])

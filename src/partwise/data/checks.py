@@ -92,6 +92,8 @@ def _numbers(name: str, array: np.ndarray, owners: np.ndarray, first_row: int) -
         )
     if array.dtype.kind == "f":
         refuse(name, "values that are not finite", ~np.isfinite(array), first_row, array, owners)
+        too_large = np.abs(array) > np.finfo(np.float32).max  # what devices compute with
+        refuse(name, "values too large for 32-bit numbers", too_large, first_row, array, owners)
     return array
 
 

@@ -33,9 +33,13 @@ class Recruiting(NamedTuple):
                 f"not {self.over_selection} and {self.dropout}"
             )
         if self.asked > num_clients:
+            fits = int(num_clients / self.over_selection)
+            remedy = (
+                f"--cohort {fits} or fewer" if fits else f"less over_selection than {self.over_selection:g}"
+            )
             raise UserError(
                 f"{self.asked} clients are to be asked every round, but the population has only {num_clients}. "
-                f"Use --cohort {int(num_clients / self.over_selection)} or fewer."
+                f"Use {remedy}."
             )
         return self
 

@@ -98,6 +98,12 @@ def _names(file: Path) -> list[str]:
         raise UserError(
             f"{file}, line 1: {','.join(names)!r}; expected a header with one distinct name per column"
         )
+    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
+    if other:
+        raise UserError(
+            f"{file}, line 1: {names[0]!r} is a single name, with {other!r} in it. A .csv file has commas between "
+            f"its columns, a .tsv file tabs: write it with commas, or rename it"
+        )
     return names
 
 
