@@ -40,7 +40,7 @@ def parts(psi="take"):
 
 
 def demand(*clients):
-    return Demand(np.array([*chain(*clients)], np.int32), np.array([*map(len, clients)], int))
+    return Demand(len({*chain(*clients)}), np.array([*map(len, clients)], int))
 
 
 THREE = {"word": demand([0, 1], [1], [1, 2, 9]), "unit": demand([3], [3], [0])}

@@ -18,7 +18,16 @@ from partwise.model.partition import with_psi
 from partwise.model.psi import PSIS
 from partwise.selection.choose import Chosen, choose_all
 from partwise.selection.keys import client_numbers, own_keys
-from partwise.selection.serving import KEYS_SEEN_BY, WAYS, Demand, Served, serve, sizes_of, total
+from partwise.selection.serving import (
+    KEYS_SEEN_BY,
+    WAYS,
+    Demand,
+    Served,
+    num_distinct,
+    serve,
+    sizes_of,
+    total,
+)
 from partwise.types import UserError
 
 
@@ -51,11 +60,12 @@ def _draw(prepared: Prepared, algorithm: Algorithm, seed: int, number: int) -> t
     partition = algorithm.partition
     own, numbers = own_keys(cohort, partition)[0], client_numbers(cohort.client_ids)
     chosen = choose_all(own, partition.all_keys, algorithm.choose, numbers, seed, number)
-    return len(clients), {space: _demand(each) for space, each in chosen.items()}
+    return len(clients), {space: _demand(each, partition.num_keys(space)) for space, each in chosen.items()}
 
 
-def _demand(chosen: Chosen) -> Demand:
-    return Demand(chosen.keys[row_indices(chosen.starts, chosen.counts)], chosen.counts)
+def _demand(chosen: Chosen, num_keys: int) -> Demand:
+    keys = chosen.keys[row_indices(chosen.starts, chosen.counts)]
+    return Demand(num_distinct(keys, num_keys), chosen.counts)
 
 
 def _serve_all(

@@ -41,9 +41,9 @@ class Sizes(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What the clients of a round ask for in one key space: their keys one after the other, and how many each."""
+    """What the clients of a round ask for in one key space: how many different keys, and how many each."""
 
-    keys: np.ndarray
+    distinct: int
     counts: np.ndarray  # [clients]; zeros where there is no client do not matter
 
 
@@ -87,8 +87,8 @@ def sizes_of(partition: Partition) -> Sizes:
 
 def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict[str, Served]:
     """What a round costs, by way of serving."""
-    requests = {space: len(each.keys) for space, each in demands.items()}
-    distinct = sum(num_distinct(each.keys, sizes.num_keys[space]) for space, each in demands.items())
+    requests = {space: int(each.counts.sum()) for space, each in demands.items()}
+    distinct = sum(each.distinct for each in demands.values())
     down, update = _dot(requests, sizes.slices), _dot(requests, sizes.values)
     fixed, trained = num_clients * sizes.fixed, num_clients * sizes.trained
     whole = sizes.fixed + _dot(sizes.num_keys, sizes.values)

@@ -182,13 +182,13 @@ class Simulation:
             chosen[chosen >= 0] = np.arange(population.store.num_clients)
             shelf = self._padded(stage.shelve(population))
         plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
-        asked = stage.ask(population, self.partition, self.algorithm.choose, plan, self.seed, first)
-        wanted = stage.asked_keys(population, asked)
-        served = stage.account(self._sizes, asked.plan, wanted, len(cohorts))
+        choose, rows = self.algorithm.choose, {}
+        asked = wanted = stage.ask(population, self.partition, choose, plan, self.seed, first)
         if self._cut_tables:
-            asked, rows = stage.cut(self.algorithm.choose, asked, wanted)
+            asked, rows = stage.cut(population, choose, wanted)
             tables = {space: self._stacked(space, each) for space, each in rows.items()}
             asked = asked._replace(plan=asked.plan._replace(tables=tables))
+        served = stage.account(self._sizes, choose, population, wanted, rows, len(cohorts))
         keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}
         places = {space: self._filled(f"places {space}", each) for space, each in asked.places.items()}
         shelf = shelf._replace(keys=shelf.keys | keys, places=places)

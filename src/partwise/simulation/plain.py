@@ -75,8 +75,10 @@ def plain_round(
     mean = algorithm.aggregator.decode(partition, total)
     state = _step(algorithm, state, mean, total.weight > 0, keys)
     demands = {
-        space: Demand(np.concatenate([np.zeros(0, np.int32), *each]), np.array(list(map(len, each)), int))
-        for space, each in keys.items()
+        space: Demand(
+            len(set().union(*(each.tolist() for each in asked_for))), np.array(list(map(len, asked_for)), int)
+        )
+        for space, asked_for in keys.items()
     }
     return PlainRound(state, total, down, up, demands, missed, empty, tuple(broken))
 

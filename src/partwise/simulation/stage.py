@@ -17,7 +17,7 @@ from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.selection.choose import Asking, Choice, Chosen, streams
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
-from partwise.selection.serving import Demand, Served, Sizes, serve
+from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serve
 
 Choices = Mapping[str, Choice]
 KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
@@ -208,41 +208,53 @@ def ask(
     return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
 
 
-def asked_keys(population: Population, asked: Asked) -> dict[str, list[np.ndarray]]:
-    """By key space and round, the keys of all clients one after the other."""
-    slots, result = asked.plan.slots, {}
-    for space, counts in slots.key_count.items():
-        held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
-        held = held.take(row_indices(slots.key_start[space].ravel(), counts.ravel()))
-        result[space] = np.split(held, np.cumsum(counts.sum(axis=(1, 2, 3)))[:-1])
-    return result
+def _keys_of_round(population: Population, asked: Asked, space: str, i: int) -> np.ndarray:
+    """The keys of all clients of a round, one after the other."""
+    slots = asked.plan.slots
+    held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
+    return held.take(row_indices(slots.key_start[space][i].ravel(), slots.key_count[space][i].ravel()))
 
 
-def account(
-    sizes: Sizes, plan: Plan, keys: Mapping[str, list[np.ndarray]], num_rounds: int
-) -> list[dict[str, Served]]:
-    """What serving the first rounds of a plan costs, with their keys as `asked_keys` has them."""
-    clients = (plan.slots.client >= 0).sum(axis=(1, 2, 3)).tolist()
-    counts = {space: each.reshape(len(each), -1) for space, each in plan.slots.key_count.items()}
-    demands = lambda i: {space: Demand(keys[space][i], counts[space][i]) for space in counts}
-    return [serve(sizes, clients[i], demands(i)) for i in range(num_rounds)]
-
-
-def cut(
-    choices: Choices, asked: Asked, keys: Mapping[str, list[np.ndarray]]
-) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+def cut(population: Population, choices: Choices, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
     """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
     themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
     starts, rows, tables = dict(asked.plan.slots.key_start), dict(asked.keys), {}
     for space, counts in asked.plan.slots.key_count.items():
         if choices[space].name == "all":
             continue
-        parts = [np.unique(each, return_inverse=True) for each in keys[space]]
+        of_round = (_keys_of_round(population, asked, space, i) for i in range(len(counts)))
+        parts = [np.unique(keys, return_inverse=True) for keys in of_round]
         tables[space] = [table for table, _ in parts]
         rows[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
         starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
     plan = asked.plan._replace(slots=asked.plan.slots._replace(key_start=starts))
     return asked._replace(plan=plan, keys=rows), tables
+
+
+def account(
+    sizes: Sizes,
+    choices: Choices,
+    population: Population,
+    asked: Asked,
+    tables: Mapping[str, list[np.ndarray]],
+    num_rounds: int,
+) -> list[dict[str, Served]]:
+    """What serving the first rounds of a plan costs; `tables` are the rows of those that were cut."""
+    slots = asked.plan.slots
+    clients = (slots.client >= 0).sum(axis=(1, 2, 3)).tolist()
+
+    def distinct(space: str, i: int) -> int:
+        if space in tables:
+            return len(tables[space][i])
+        if choices[space].name == "all":
+            return sizes.num_keys[space] if clients[i] else 0
+        return num_distinct(_keys_of_round(population, asked, space, i), sizes.num_keys[space])
+
+    demand = lambda space, i: Demand(distinct(space, i), slots.key_count[space][i].ravel())
+    return [
+        serve(sizes, clients[i], {space: demand(space, i) for space in slots.key_count})
+        for i in range(num_rounds)
+    ]
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
