@@ -21,7 +21,7 @@ from partwise.client.state import Client, begin, local_values, read
 from partwise.data.store import ClientStore
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
-from partwise.selection.choose import Choice, choose_all
+from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import client_numbers, own_keys
 from partwise.selection.slices import Keys, receive
 
@@ -48,11 +48,11 @@ def ask(
     chosen = choose_all(own, partition.all_keys, choose, numbers, seed, round_number)
     missed = 0
     for space, each in chosen.items():
-        block = partition.block(space)
         missed += int(own[space].uses[each.place < 0].sum())
         for name in partition.columns[space]:
-            at = np.append(each.place, -1)[np.where(positions[name] < 0, -1, positions[name] // block)]
-            positions[name] = np.where(at < 0, -1, at * block + positions[name] % block).astype(np.int32)
+            positions[name] = placed(
+                positions[name], examples.counts, own[space], each, partition.block(space)
+            )
     keys = {space: each.keys for space, each in chosen.items()}
     return Asked(keys, positions, {space: choose[space].complete for space in own}, missed)
 

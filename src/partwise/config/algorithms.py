@@ -58,15 +58,16 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
 
 
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
-    setting = _stateful(task)
-    build = _averaging_build(setting, dataclasses.replace(config, select={}))
-    store = task.train.select(setting.columns)
-    return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
+    return _prepare_averaging(task, dataclasses.replace(config, select={}), fed_avg)
 
 
 def _prepare_fed_select(task: Task, config: Config) -> Prepared:
+    return _prepare_averaging(task, config, fed_select)
+
+
+def _prepare_averaging(task: Task, config: Config, make: Callable[..., Algorithm]) -> Prepared:
     setting = _stateful(task)
-    build = _averaging_build(setting, config, fed_select)
+    build = _averaging_build(setting, config, make)
     store = task.train.select(setting.columns)
     return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
 
@@ -77,7 +78,7 @@ def _prepare_central(task: Task, config: Config) -> Prepared:
     whole = config.changed(
         {"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}, "select": {}}
     )
-    build = _averaging_build(setting, whole.changed({"update.max_steps": None}))
+    build = _averaging_build(setting, whole.changed({"update.max_steps": None}), fed_avg)
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
     return Prepared(build, _rates(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
 
@@ -135,7 +136,7 @@ def _recon_build(setting: Setting, config: Config) -> Build:
     return build
 
 
-def _averaging_build(setting: Setting, config: Config, make: Callable[..., Algorithm] = fed_avg) -> Build:
+def _averaging_build(setting: Setting, config: Config, make: Callable[..., Algorithm]) -> Build:
     choose = _choose(setting, config)
     return lambda rates: make(
         setting.model,

@@ -77,7 +77,7 @@ QUICK_OPTIONS = {
 }
 
 
-class Bench:
+class Setup:
     """One study: its task with some options, and its tuned rates."""
 
     def __init__(self, study: Study, data: str | None, quick: bool, progress: Progress, **options: Any):
@@ -130,33 +130,33 @@ def _vocabularies(quick: bool) -> tuple[int, ...]:
     return (100, 1000) if quick else (1000, 10_000, 100_000)
 
 
-def _tag_benches(data: str | None, quick: bool, progress: Progress, sizes: Sequence[int]) -> dict[int, Bench]:
+def _tag_setups(data: str | None, quick: bool, progress: Progress, sizes: Sequence[int]) -> dict[int, Setup]:
     """The task at several numbers n of words (fewer where the data has fewer), with rates tuned at the middle."""
-    benches: dict[int, Bench] = {}
+    setups: dict[int, Setup] = {}
     for n in sizes:
-        bench = Bench(TAGS, data, quick, progress, num_words=n)
-        benches[bench.num_keys("word")] = bench
-    middle = list(benches.values())[len(benches) // 2]
+        setup = Setup(TAGS, data, quick, progress, num_words=n)
+        setups[setup.num_keys("word")] = setup
+    middle = list(setups.values())[len(setups) // 2]
     rates = middle.tune()
-    for bench in benches.values():
-        bench.rates, bench.tried = rates, middle.tried
-    return benches
+    for setup in setups.values():
+        setup.rates, setup.tried = rates, middle.tried
+    return setups
 
 
 def figure2(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
 ) -> dict[str, Any]:
     """Figures 2 and 3: recall by round and at the end, for n words on the server and m keys a client."""
-    benches = _tag_benches(data, quick, progress, _vocabularies(quick))
+    setups = _tag_setups(data, quick, progress, _vocabularies(quick))
     panels, rows = {}, []
-    for n, bench in benches.items():
+    for n, setup in setups.items():
         sizes = [m for m in ((10, 100) if quick else (100, 1000, 10_000)) if m < n]
-        variants = [*_keys("word", "top", *sizes), Variant("no selection", bench.study.unselected)]
-        panels[f"n = {n:,}"] = bench.compare(variants, seeds)
-        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in bench.rows(panels[f"n = {n:,}"])]
+        variants = [*_keys("word", "top", *sizes), Variant("no selection", setup.study.unselected)]
+        panels[f"n = {n:,}"] = setup.compare(variants, seeds)
+        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in setup.rows(panels[f"n = {n:,}"])]
     draw_curves(out / "select-figure2.png", panels, "recall@5 %, validation clients", quick)
     draw_sizes(out / "select-figure3.png", panels, "recall@5 %, test clients", quick)
-    return {"rows": rows, **next(iter(benches.values())).told()}
+    return {"rows": rows, **next(iter(setups.values())).told()}
 
 
 def figure4(
@@ -164,17 +164,17 @@ def figure4(
 ) -> dict[str, Any]:
     """Ways to choose m keys: the most used, random own ones, random ones of the 2m most used."""
     m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
-    panels, rows, bench = {}, [], None
-    for n, bench in _tag_benches(data, quick, progress, _vocabularies(quick)).items():
+    panels, rows, setup = {}, [], None
+    for n, setup in _tag_setups(data, quick, progress, _vocabularies(quick)).items():
         variants = [
             Variant("top", {"select.word": f"top:{m}"}),
             Variant("random", {"select.word": f"sample:{m}"}),
             Variant("random top", {"select.word": f"sample_top:{m}"}),
         ]
-        panels[f"n = {n:,}, m = {m}"] = done = bench.compare(variants, seeds)
-        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in bench.rows(done)]
+        panels[f"n = {n:,}, m = {m}"] = done = setup.compare(variants, seeds)
+        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in setup.rows(done)]
     draw_curves(out / "select-figure4.png", panels, "recall@5 %, validation clients", quick)
-    return {"rows": rows, **(bench.told() if bench else {})}
+    return {"rows": rows, **(setup.told() if setup else {})}
 
 
 CNN_PAPER = {4: 75.02, 8: 81.92, 16: 84.15, 32: 85.66, 64: 86.71}
@@ -187,16 +187,16 @@ def _random_keys(study: Study, paper: Mapping[int, float], name: str) -> Callabl
     def reproduction(
         data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
     ) -> dict[str, Any]:
-        bench = Bench(study, data, quick, progress)
-        bench.tune()
-        most = bench.num_keys("filter")
+        setup = Setup(study, data, quick, progress)
+        setup.tune()
+        most = setup.num_keys("filter")
         choice = lambda m: "all" if m == most else f"random:{m}"
         variants = [Variant(f"m = {m}", {"select.filter": choice(m)}, figure) for m, figure in paper.items()]
-        done = bench.compare(variants[-2:] if quick else variants, seeds)
+        done = setup.compare(variants[-2:] if quick else variants, seeds)
         draw_curves(
             out / f"{name}.png", {study.options["network"]: done}, "accuracy %, validation clients", quick
         )
-        return {"rows": bench.rows(done), **bench.told()}
+        return {"rows": setup.rows(done), **setup.told()}
 
     return reproduction
 
@@ -211,17 +211,17 @@ def figure6(
     """The same random keys for all clients of a round, or independent ones."""
     panels, rows, told = {}, [], {}
     for study, sizes in ((CNN, (8, 16)), (TWO_LAYERS, (50, 100))):
-        bench = Bench(study, data, quick, progress)
-        bench.tune()
+        setup = Setup(study, data, quick, progress)
+        setup.tune()
         network = study.options["network"]
         variants = [
             Variant(f"{network}, m = {m}, {words}", {"select.filter": f"{how}:{m}"})
             for m in (sizes[:1] if quick else sizes)
             for how, words in (("random", "independent keys"), ("same", "the same keys"))
         ]
-        panels[network] = bench.compare(variants, seeds)
-        rows += bench.rows(panels[network])
-        told[network] = bench.told()
+        panels[network] = setup.compare(variants, seeds)
+        rows += setup.rows(panels[network])
+        told[network] = setup.told()
     draw_curves(out / "select-figure6.png", panels, "accuracy %, validation clients", quick)
     return {"rows": rows, **told}
 
@@ -230,9 +230,9 @@ def figure7(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
 ) -> dict[str, Any]:
     """Accuracy against the size of a client's model: structured, random and mixed keys by the factor alpha."""
-    bench = Bench(WORDS, data, quick, progress)
-    bench.tune()
-    words, units = bench.num_keys("word"), bench.num_keys("unit")
+    setup = Setup(WORDS, data, quick, progress)
+    setup.tune()
+    words, units = setup.num_keys("word"), setup.num_keys("unit")
     of_words = lambda a: {"select.word": f"top:{max(int(a * words), 1)}"}
     of_units = lambda a: {"select.unit": f"random:{max(int(a * units), 1)}"}
     kinds: dict[str, Callable[[float], dict[str, str]]] = {
@@ -241,14 +241,14 @@ def figure7(
         "mixed": lambda a: {**of_words(a), **of_units(a)},
     }
     groups: dict[str, list[Trials]] = {}
-    config = bench.config.changed(bench.rates)
+    config = setup.config.changed(setup.rates)
     whole = run_trials(
-        bench.task, config, Variant("alpha = 1", WORDS.unselected), seeds, WORDS.metric, bench.progress
+        setup.task, config, Variant("alpha = 1", WORDS.unselected), seeds, WORDS.metric, setup.progress
     )
     for kind, choose in kinds.items():
         alphas = (0.1,) if quick else (0.5, 0.25, 0.1, 0.05)
         variants = [Variant(f"{kind}, alpha = {a}", choose(a)) for a in alphas]
-        groups[kind] = [whole, *bench.compare(variants, seeds)]
+        groups[kind] = [whole, *setup.compare(variants, seeds)]
     draw_sizes(out / "select-figure7.png", groups, "accuracy %, test clients", quick)
-    rows = bench.rows([whole, *(each for done in groups.values() for each in done[1:])])
-    return {"rows": rows, **bench.told()}
+    rows = setup.rows([whole, *(each for done in groups.values() for each in done[1:])])
+    return {"rows": rows, **setup.told()}

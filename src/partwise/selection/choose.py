@@ -75,6 +75,14 @@ def choose_all(
     }
 
 
+def placed(positions: np.ndarray, counts: np.ndarray, own: OwnKeys, chosen: Chosen, block: int) -> np.ndarray:
+    """Positions of ids among own keys as positions among the chosen ones, -1 if not there. Rows of `positions`
+    are examples, of which the clients have `counts`."""
+    first = np.repeat(own.starts, counts).reshape(-1, *[1] * (positions.ndim - 1))
+    at = np.append(chosen.place, -1)[np.where(positions < 0, -1, first + positions // block)]
+    return np.where(at < 0, -1, at * block + positions % block).astype(np.int32)
+
+
 def mean_keys(chosen: Mapping[str, Chosen]) -> dict[str, float]:
     """Keys per client by space, on average."""
     return {space: float(each.counts.mean()) if len(each.counts) else 0.0 for space, each in chosen.items()}

@@ -249,10 +249,7 @@ class Simulation:
         )
 
     def _room(self, name: str, size: int) -> int:
-        """A capacity that only grows, by a quarter at a time, so that programs are reused."""
-        if size > self._capacity.get(name, 0) or name not in self._capacity:
-            self._capacity[name] = int(size * 1.25) + 16
-        return self._capacity[name]
+        return stage.grown(self._capacity, name, size)
 
 
 def round_rng(seed: int, round_number: int) -> jax.Array:

@@ -1,8 +1,8 @@
 """From a client store to arrays for the devices: who runs when, in which lane, on which rows.
 
 Two ways, one shape. *Resident*: the whole population's columns stay on the devices and a call brings only
-indices. *Staged*: a call brings the rows of its own clients, and of the tables only the rows of their keys,
-so that neither the population nor a table needs to fit.
+indices. *Staged*: a call brings the rows of its own clients, so that the population need not fit. In both, a
+call may also bring the rows of the tables that each of its rounds needs, and keys as rows of those.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from partwise.data.ragged import offsets, owners, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
-from partwise.selection.choose import Asking, Choice, Chosen, streams
+from partwise.selection.choose import Asking, Choice, Chosen, placed, streams
 from partwise.selection.keys import OwnKeys, client_numbers, own_keys
 from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serve
 
@@ -51,9 +51,7 @@ class Plan(NamedTuple):
     slots: Slots
     longest: Any
     most_keys: Mapping[str, Any]
-    tables: Mapping[
-        str, Any
-    ]  # key space -> rows of the round's cut tables [rounds, rows]; none: whole tables
+    tables: Mapping[str, Any]  # space -> rows of each round's cut table [rounds, rows]; none: whole tables
 
 
 class Population(NamedTuple):
@@ -63,9 +61,7 @@ class Population(NamedTuple):
     numbers: np.ndarray
     own: Mapping[str, OwnKeys]
     chosen: Mapping[str, Chosen]  # where the choice is the same in every round
-    missed: Mapping[
-        str, np.ndarray
-    ]  # there: how many ids of a client's examples are outside its slice [clients]
+    missed: Mapping[str, np.ndarray]  # there: ids of a client's examples outside its slice [clients]
     positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
 
 
@@ -120,20 +116,10 @@ def populate(store: ClientStore, partition: Partition, choices: Choices) -> Popu
         left_out = keys.uses * (chosen[space].place < 0)
         missed[space] = np.bincount(owners(keys.counts), left_out, len(keys.counts))
         for name in partition.columns[space] if choices[space].name != "own" else ():
-            positions[name] = _placed(
-                packed, keys, chosen[space].place, positions[name], partition.block(space)
+            positions[name] = placed(
+                positions[name], packed.counts, keys, chosen[space], partition.block(space)
             )
     return Population(packed, numbers, own, chosen, missed, positions)
-
-
-def _placed(
-    store: ClientStore, own: OwnKeys, place: np.ndarray, positions: np.ndarray, block: int
-) -> np.ndarray:
-    """Positions among own keys as positions among the chosen ones."""
-    first = np.repeat(own.starts, store.counts).reshape(-1, *[1] * (positions.ndim - 1))
-    at = place[np.minimum(first + np.maximum(positions, 0) // block, max(len(place) - 1, 0))]
-    found = (positions >= 0) & (at >= 0)
-    return np.where(found, at * block + positions % block, -1).astype(np.int32)
 
 
 def shelve(population: Population) -> Shelf:
@@ -261,6 +247,13 @@ def _narrow(column: np.ndarray) -> np.ndarray:
     """64-bit columns as 32-bit ones, which is what devices compute with."""
     narrow = {np.dtype(np.int64): np.int32, np.dtype(np.float64): np.float32}.get(column.dtype)
     return column.astype(narrow) if narrow else np.asarray(column)
+
+
+def grown(rooms: dict[str, int], name: str, size: int) -> int:
+    """Room for so much under a name: it only grows, by a quarter at a time, so that programs are reused."""
+    if size > rooms.get(name, -1):
+        rooms[name] = int(size * 1.25) + 16
+    return rooms[name]
 
 
 def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:

@@ -137,9 +137,6 @@ class Sweep:
                     moved = {**getattr(slots, field), space: getattr(slots, field)[space] + np.int32(begin)}
                     plan = each.plan._replace(slots=slots._replace(**{field: moved}))
                     asked[seed] = each._replace(plan=plan)
-                size = sum(map(len, parts))
-                room = self._room[f"{name} {space}"] = max(
-                    self._room.get(f"{name} {space}", 0), int(size * 1.25) + 16 if size else 1
-                )
+                room = stage.grown(self._room, f"{name} {space}", sum(map(len, parts)))
                 into[space] = stage.pad(np.concatenate(parts), room)
         return keys, places

@@ -10,6 +10,17 @@ from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 
+# What all tasks of Federated Select have in common (section 5.1): one epoch of 50 clients who count alike.
+SELECT_DEFAULTS: Mapping[str, Any] = {
+    "algorithm": "fed_select",
+    "rounds": 500,
+    "cohort.size": 50,
+    "update.epochs": 1,
+    "update.max_steps": None,
+    "server.weighting": "uniform",
+    "simulation.rounds_per_call": 5,
+}
+
 
 class Setting(NamedTuple):
     """A model, the roles of its parameters, and the columns of the data that it reads."""
@@ -50,6 +61,11 @@ class Task(NamedTuple):
 def defaults_of(task: Task, algorithm: str) -> dict[str, Any]:
     """The task's settings for an algorithm."""
     return defaults_for(task.defaults, algorithm)
+
+
+def cohort_size(wanted: int, train: ClientStore) -> int:
+    """So many clients a round, or half of a small population."""
+    return min(wanted, max(train.num_clients // 2, 1))
 
 
 def algorithm_of(defaults: Mapping[str, Any] | None) -> str:

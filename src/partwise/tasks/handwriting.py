@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
@@ -21,22 +20,16 @@ from partwise.data.writers import generate_writers
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric
-from partwise.tasks.base import Entry, Setting, Task
+from partwise.tasks.base import SELECT_DEFAULTS, Entry, Setting, Task, cohort_size
 from partwise.types import unknown
 
 Network = Annotated[Literal["cnn", "2nn"], "the model"]
 DEFAULTS = {
-    "algorithm": "fed_select",
-    "rounds": 500,
-    "cohort.size": 50,
+    **SELECT_DEFAULTS,
     "update.rate": 0.1,
-    "update.epochs": 1,
-    "update.max_steps": None,
     "update.batch_size": 20,
     "server.optimizer": "sgd",
     "server.rate": 1.0,
-    "server.weighting": "uniform",
-    "simulation.rounds_per_call": 5,
 }
 
 
@@ -197,7 +190,7 @@ def handwriting_task(
     options = {"num_classes": num_classes, "network": network}
     personal, stateful = settings(**options)
     keys = personal.partition.num_keys("filter")
-    size = {"cohort.size": int(min(50, max(np.floor(train.num_clients / 2), 1)))}
+    size = {"cohort.size": cohort_size(50, train)}
     given = DEFAULTS | size | {"select.filter": f"random:{keys // 4}"}
     return Task(name, train, validation, test, personal, stateful, options, given)
 

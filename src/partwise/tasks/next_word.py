@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -26,23 +25,17 @@ from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import NOTHING, sampled_softmax
 from partwise.model.spec import Batch, Metric, lookup
-from partwise.tasks.base import Entry, Setting, Task
+from partwise.tasks.base import SELECT_DEFAULTS, Entry, Setting, Task, cohort_size
 from partwise.types import UserError
 
 DEFAULTS = {
-    "algorithm": "fed_select",
-    "rounds": 500,
-    "cohort.size": 50,
+    **SELECT_DEFAULTS,
     "update.rate": 0.1,
-    "update.epochs": 1,
-    "update.max_steps": None,
     "update.batch_size": 16,
     "server.optimizer": "adam",
     "server.rate": 0.01,
-    "server.weighting": "uniform",
     "select.word": "own",
     "select.unit": "all",
-    "simulation.rounds_per_call": 5,
 }
 
 
@@ -170,8 +163,8 @@ def load(
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file); test clients are unseen."""
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    if data and Path(data).is_file() and Path(data).name.removesuffix(".lzma").endswith(".sqlite"):
-        with tff.unpacked(Path(data)) as file:
+    if data and tff.is_sqlite(data):
+        with tff.unpacked(data) as file:
             corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
             words = sentence_vocabulary(corpora[0], num_words)
             train, unseen = (sentence_store(corpus, words, **given) for corpus in corpora)
@@ -205,7 +198,7 @@ def next_word_task(
     num_words = num_ids - TokenIds(0, num_buckets).num_ids
     options = {"num_ids": num_ids, "num_words": num_words, "length": length, **shape}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": min(50, max(train.num_clients // 2, 1))}
+    given = DEFAULTS | {"cohort.size": cohort_size(50, train)}
     return Task("next-word", train, validation, test, personal, stateful, options, given)
 
 

@@ -12,7 +12,7 @@ from partwise.data import holdout
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 from partwise.model.partition import Initial, keyed, local, partition
-from partwise.tasks.base import Setting, Task, takes_options_of
+from partwise.tasks.base import Setting, Task, cohort_size, takes_options_of
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError, unknown
 
@@ -89,7 +89,7 @@ def ratings_task(
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
     options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
     personal, stateful = settings(**options)
-    smaller = {"cohort.size": min(DEFAULTS["cohort.size"], max(train.num_clients // 2, 1))}
+    smaller = {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
     given = DEFAULTS | smaller | dict(defaults or {})
     server_side = stateful if "user" in train.columns else None
     loaded = {"dim": dim, "initial": initial, "biases": biases, "max_examples": max_examples}

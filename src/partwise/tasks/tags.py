@@ -5,7 +5,6 @@ The weight matrix is keyed by word; a client is sent the rows of the words it ch
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -19,22 +18,16 @@ from partwise.data.store import ClientStore
 from partwise.data.tags import split_tag_stores, tag_store, tag_vocabularies
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, bag, indicators
-from partwise.tasks.base import Setting, Task
+from partwise.tasks.base import SELECT_DEFAULTS, Setting, Task, cohort_size
 
 TOP = 5
 DEFAULTS = {
-    "algorithm": "fed_select",
-    "rounds": 500,
-    "cohort.size": 50,
+    **SELECT_DEFAULTS,
     "update.rate": 1.0,
-    "update.epochs": 1,
-    "update.max_steps": None,
     "update.batch_size": 16,
     "server.optimizer": "adagrad",
     "server.rate": 0.3,
-    "server.weighting": "uniform",
     "select.word": "top:1000",
-    "simulation.rounds_per_call": 5,
 }
 
 
@@ -78,8 +71,8 @@ def load(
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file). Test clients are unseen; of Stack
     Overflow, whose `test` holds the training users, the held-out users are cut in two."""
-    if data and Path(data).is_file() and Path(data).name.removesuffix(".lzma").endswith(".sqlite"):
-        with tff.unpacked(Path(data)) as file:
+    if data and tff.is_sqlite(data):
+        with tff.unpacked(data) as file:
             corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
             vocabularies = tag_vocabularies(corpora[0], num_words, num_tags)
             train, unseen = (tag_store(corpus, vocabularies, width) for corpus in corpora)
@@ -113,5 +106,5 @@ def tags_task(name: str, train: ClientStore, validation: ClientStore, test: Clie
     """A task from stores with the columns `words` and `tags`."""
     options = {"num_words": train.num_keys("words"), "num_tags": train.num_keys("tags")}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": min(50, max(train.num_clients // 2, 1))}
+    given = DEFAULTS | {"cohort.size": cohort_size(50, train)}
     return Task(name, train, validation, test, personal, stateful, options, given)

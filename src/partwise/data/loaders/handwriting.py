@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from partwise.data.build import join_blocks
 from partwise.data.folder import Block
 from partwise.data.loaders import tff
+from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError, unknown
 
@@ -191,19 +191,5 @@ def _sibling(source: Path, part: str) -> Path:
 
 
 def _locate(path: str | Path | None, names: Sequence[str], what: str) -> Path:
-    given = path if path is not None else os.environ.get("PARTWISE_DATA")
-    if not given:
-        raise UserError(
-            f"no path to {what} was given: pass the path of {names[0]}, "
-            "or set PARTWISE_DATA to the folder that holds it"
-        )
-    root = Path(given).expanduser()
-    if root.is_file():
-        return root
-    if not root.exists():
-        raise UserError(f"{root} does not exist: give the path of {what}, or its folder")
-    for name in names:
-        if (root / name).is_file():
-            return root / name
-    held = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
-    raise UserError(f"{root} holds no {what}: looked for {', '.join(names)}, found {held}")
+    root = data_root(path, what, f"pass the path of {names[0]}", f"give the path of {what}, or its folder")
+    return first_of(root, names, what)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.ragged import owners
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError, unknown
@@ -60,31 +60,14 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
 
 
 def _locate(path: str | Path | None, release: Release) -> Path:
-    given = path if path is not None else os.environ.get("PARTWISE_DATA")
     download = f"https://files.grouplens.org/datasets/movielens/{release.name}.zip"
-    if not given:
-        raise UserError(
-            f"no path to {release.name} was given: download {download} and pass its path, "
-            "or set PARTWISE_DATA to the folder that holds it"
-        )
-    root = Path(given).expanduser()
-    if root.is_file():
-        return root
-    if not root.exists():
-        raise UserError(
-            f"{root} does not exist: give the path of {release.name}.zip ({download}) or its folder"
-        )
+    how = f"download {download} and pass its path"
+    expected = f"give the path of {release.name}.zip ({download}) or its folder"
+    root = data_root(path, release.name, how, expected)
     folder = f"movielens-{release.name.removeprefix('ml-')}"
     names = [release.file, f"{release.name}/{release.file}", f"{release.name}.zip"]
     names += [f"{folder}/{name}" for name in names]
-    for name in names:
-        if (root / name).is_file():
-            return root / name
-    held = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
-    raise UserError(
-        f"{root} holds no {release.name}: looked for {', '.join(names)}, found {held}; "
-        f"download {download} into it"
-    )
+    return first_of(root, names, release.name, f"; download {download} into it")
 
 
 def _read(source: Path, release: Release) -> tuple[bytes, str, dict[str, Any]]:

@@ -6,7 +6,6 @@ but tags of the same name are one tag.
 
 from __future__ import annotations
 
-import os
 import re
 import xml.etree.ElementTree
 from collections import Counter
@@ -19,6 +18,7 @@ import pyarrow.parquet
 
 from partwise.data.checks import check_known
 from partwise.data.corpus import Corpus, Text, milliseconds
+from partwise.data.loaders.locate import data_root, held_by
 from partwise.data.text import plain_text, sentences, tokens
 from partwise.types import UserError
 
@@ -179,26 +179,19 @@ def _read_xml(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[
 
 
 def _locate(path: str | Path | None) -> list[Path]:
-    given = path if path is not None else os.environ.get("PARTWISE_DATA")
-    if not given:
-        raise UserError(
-            f"no path to a Stack Exchange dump was given: download one from {DUMPS} and pass its folder, "
-            "or set PARTWISE_DATA to the folder that holds it"
-        )
-    root = Path(given).expanduser()
+    how = f"download one from {DUMPS} and pass its folder"
+    expected = f"give a dump's Posts.xml or its folder, see {DUMPS}"
+    root = data_root(path, "a Stack Exchange dump", how, expected)
     if root.is_file():
         if root.suffix not in (".xml", ".parquet"):
             raise UserError(f"{root} is neither .xml nor .parquet: unpack the dump and give its Posts.xml")
         return [root]
-    if not root.exists():
-        raise UserError(f"{root} does not exist: give a dump's Posts.xml or its folder, see {DUMPS}")
     for folder in (root, root / "stackexchange"):
         for pattern in ("posts.parquet", "Posts.xml", "*/Posts.xml"):
             if found := sorted(folder.glob(pattern)):
                 return found
-    held = ", ".join(sorted(entry.name for entry in root.iterdir())[:8]) or "nothing"
     raise UserError(
-        f"{root} holds no posts.parquet, Posts.xml or folders with a Posts.xml, but {held}: see {DUMPS}"
+        f"{root} holds no posts.parquet, Posts.xml or folders with a Posts.xml, but {held_by(root)}: see {DUMPS}"
     )
 
 

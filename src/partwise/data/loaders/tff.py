@@ -57,6 +57,11 @@ def read_clients(
     return _read_sqlite(path, split, features)
 
 
+def is_sqlite(path: str | Path | None) -> bool:
+    """Whether a path names TFF's SQLite file, packed or not."""
+    return bool(path) and Path(path).is_file() and Path(path).name.removesuffix(".lzma").endswith(".sqlite")
+
+
 def splits(path: str | Path) -> list[str]:
     """The names of an SQLite file's splits, sorted."""
     with _database(Path(path)) as connection:

@@ -1,0 +1,38 @@
+"""Where a data set lies: the path that was given, or a folder under PARTWISE_DATA."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from partwise.types import UserError
+
+
+def data_root(path: str | Path | None, what: str, how: str, expected: str) -> Path:
+    """The file or folder that was given, or PARTWISE_DATA; `how` to get it and what is `expected` are for
+    messages."""
+    given = path if path is not None else os.environ.get("PARTWISE_DATA")
+    if not given:
+        raise UserError(
+            f"no path to {what} was given: {how}, or set PARTWISE_DATA to the folder that holds it"
+        )
+    root = Path(given).expanduser()
+    if not root.exists():
+        raise UserError(f"{root} does not exist: {expected}")
+    return root
+
+
+def first_of(root: Path, names: Sequence[str], what: str, remedy: str = "") -> Path:
+    """The root itself if it is a file, else the first of these names that it holds."""
+    if root.is_file():
+        return root
+    for name in names:
+        if (root / name).is_file():
+            return root / name
+    raise UserError(f"{root} holds no {what}: looked for {', '.join(names)}, found {held_by(root)}{remedy}")
+
+
+def held_by(folder: Path) -> str:
+    """Words for what is in a folder."""
+    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
