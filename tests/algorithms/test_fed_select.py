@@ -274,6 +274,25 @@ def test_ids_outside_the_slice_are_counted(store):
     assert call.missed[0] == expected > 0
 
 
+def test_slices_in_rooms_of_their_size_equal_slices_in_one(make_store, monkeypatch):
+    """One client with all words makes the others work in its room, or they have a smaller one."""
+    counts = [6, 2, 3, 1, 4, 2]
+    tokens = np.repeat(np.arange(len(counts)) % 2, counts)[:, None] * np.ones(LENGTH + 1, int)
+    tokens[:6] = np.arange(6 * (LENGTH + 1)).reshape(6, -1) % WORDS
+    store = make_store(counts, tokens=tokens[:, :-1], target=tokens[:, 1:])
+    build, recruiting = make({"word": "own", "unit": "random:3"}), Recruiting(5)
+    alone = [finish(Simulation(build, RATES, store, recruiting, seed=s, lanes=1), 3) for s in (1, 4)]
+    monkeypatch.setattr("partwise.simulation.stage.SMALL_SLICE", 0)
+    roomy = Simulation(build, RATES, store, recruiting, seed=1, lanes=1)
+    assert [room["word"] for room in roomy._rooms] == [7, 2]
+    found = finish(roomy, 3)[0]
+    sweep = Sweep(build, [RATES, RATES], [1, 4], store, recruiting, lanes=1)
+    list(sweep.run(3))
+    for expected, other in ((alone[0][0], found), *((alone[run][0], sweep.params(run)) for run in (0, 1))):
+        for path, leaf in expected.items():
+            np.testing.assert_allclose(other[path], leaf, rtol=1e-4, atol=1e-6)
+
+
 CHANGING = make({"word": "sample:3", "unit": "random:3"})  # keys are chosen anew in every round
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partwise.model import psi
@@ -67,6 +67,7 @@ def test_a_bucket_is_its_members():
 @pytest.mark.parametrize("how", psi.PSIS.values(), ids=psi.PSIS)
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=3, max_size=3), st.sampled_from([0.0, 1e-6, 1.0]))
+@example([0.0, 0.0, 1.1754944e-38], 1.0)
 def test_what_arrives_is_within_the_bound(how, values, scale):
     rows = jnp.array([values, [0.0, 0.0, 0.0]]) * scale
     arrived = s.select(rows, [0, 1], s.encoded(s.take(), how))

@@ -59,6 +59,7 @@ int8 = Psi(
     "int8",
     _to_int8,
     lambda parts, dtype: (parts["int8"] * parts["scale"]).astype(dtype),
-    lambda rows: _largest(rows).reshape(-1) / 127 * 0.501,
+    # a scale below the smallest normal number is flushed to 0, and the row with it
+    lambda rows: jnp.maximum(_largest(rows).reshape(-1) / 127 * 0.501, 128 * jnp.finfo(jnp.float32).tiny),
 )
 PSIS: Mapping[str, Psi] = {psi.name: psi for psi in (take, float16, int8)}

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from partwise.types import Params
 
 Batch = dict[str, jax.Array]
+FUSED_EXAMPLES = 32  # largest batch whose gradient `bag` writes as a sum over examples
 UNROLLED = 10  # ids that `bag` adds up in one go
 
 
@@ -107,7 +108,20 @@ def _bag_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
 
 def _bag_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
     ids, table = kept
-    return ((gradient.T @ indicators(ids, table.shape[0]).astype(table.dtype)).T, None)
+    occurs = indicators(ids, table.shape[0]).astype(table.dtype)
+    product = lambda occurs, gradient: (gradient.T @ occurs).T
+    return jax.lax.platform_dependent(occurs, gradient, cpu=_sum_of_products, default=product), None
+
+
+def _sum_of_products(occurs: jax.Array, gradient: jax.Array) -> jax.Array:
+    """`occurs.T @ gradient` example by example: XLA fuses sums into the step that adds them to the table, which
+    saves a pass over memory; it does not fuse a matrix product."""
+    if len(occurs) > FUSED_EXAMPLES:
+        return (gradient.T @ occurs).T
+    total = jnp.zeros((), gradient.dtype)
+    for here, along in zip(occurs, gradient, strict=True):
+        total = total + here[:, None] * along
+    return total
 
 
 bag.defvjp(_bag_forward, _bag_backward)

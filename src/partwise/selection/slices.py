@@ -72,10 +72,7 @@ def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> 
     role = partition.roles[path]
     if keys.rows is None:
         return role.psi.received(table)
-    rows = own_rows(keys, 0, keys.capacity, table.shape[0])
-    taken = role.psi.received(table.at[rows].get(mode="fill", fill_value=0))
-    if role.fill == 0:
-        return taken
+    taken = role.psi.received(table[_row(keys, jnp.arange(keys.capacity))])
     return jnp.where(is_key(keys, taken.ndim), taken, jnp.asarray(role.fill, taken.dtype))
 
 

@@ -91,11 +91,11 @@ class Simulation:
         self.restart(seed)
         self._population, self._shelf = self._settle()
         choose = self.algorithm.choose
-        self._key_capacities = stage.capacities_of(store, self.partition, choose, self._population)
+        self._rooms = stage.rooms_of(store, self.partition, choose, self._population)
         self._cut_tables = not self._whole_tables()
         self.rounds_per_call = rounds_per_call if self.resident else self._affordable(rounds_per_call)
         self._capacity: dict[str, int] = {}
-        self._rounds = compile_rounds(build, self.mesh, self._key_capacities)
+        self._rounds = compile_rounds(build, self.mesh, self._rooms)
 
     # Where the data lives
 
@@ -114,7 +114,7 @@ class Simulation:
             return self.algorithm.optimizer.rows == "all"
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         values = stage.values_per_example(self.store, self.partition)
-        asked = lambda space: min(self._key_capacities[space], mean * max(values[space], 1))
+        asked = lambda space: min(self._rooms[0][space], mean * max(values[space], 1))
         return all(
             self.partition.num_keys(space) <= 4 * self.recruiting.size * asked(space)
             for space in self.partition.spaces
@@ -127,7 +127,7 @@ class Simulation:
 
     def lane_bytes(self) -> int:
         """Memory that one more lane takes, about: its update, its gradient and what lies between."""
-        size, capacities = 1, self._key_capacities
+        size, capacities = 1, self._rooms[0]
         for path, leaf in self.state.params.items():
             keyed = path in self.partition.of("keyed")
             rows = capacities[self.partition.roles[path].space] if keyed else 0
@@ -192,7 +192,8 @@ class Simulation:
         keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}
         places = {space: self._filled(f"places {space}", each) for space, each in asked.places.items()}
         shelf = shelf._replace(keys=shelf.keys | keys, places=places)
-        return _Call(first, cohorts, population, shelf, asked.plan, asked.missed, served)
+        plan = stage.by_room(asked.plan, self._rooms)
+        return _Call(first, cohorts, population, shelf, plan, asked.missed, served)
 
     def _filled(self, name: str, array: np.ndarray) -> np.ndarray:
         return stage.pad(array, self._room(name, len(array)))

@@ -7,7 +7,8 @@ and meet in one `psum`. Many rounds run in one compiled call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -52,7 +53,7 @@ class Lanes(NamedTuple):
     """What the clients of a chunk returned; leaves have a leading lane axis, but those of the shelf and
     `most_keys`."""
 
-    report: Report
+    report: Report  # its update times the weight
     weight: jax.Array
     broken: jax.Array
     keys: Mapping[str, Keys]
@@ -107,12 +108,12 @@ def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
     """`add_report` for all lanes at once."""
     update, reports, weights = {}, lanes.report, lanes.weight
     for path, summed in total.update.items():
-        over_rest = lambda x, ndim=reports.update[path].ndim: x.reshape(-1, *[1] * (ndim - 1))
-        change = reports.update[path] * over_rest(weights)
+        change = reports.update[path]
         if path in partition.of("keyed"):
             update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, change)
         else:
-            update[path] = summed + jnp.sum(jnp.where(over_rest(lanes.broken), 0, change), axis=0)
+            broken = lanes.broken.reshape(-1, *[1] * (change.ndim - 1))
+            update[path] = summed + jnp.sum(jnp.where(broken, 0, change), axis=0)
     held = {
         space: _scatter_lanes(summed, lanes, space, _on_keys(weights, lanes.keys[space]))
         for space, summed in total.held.items()
@@ -160,29 +161,39 @@ def one_round(
     shelf: Shelf,
     plan: Plan,
     rng: jax.Array,
-    capacities: Mapping[str, int],
+    rooms: Sequence[Mapping[str, int]],
 ) -> tuple[ServerState, Outcome]:
-    """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort."""
+    """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort. Chunks
+    work in `rooms` (capacities by key space, the largest first) that their clients' keys fit."""
     received = receive(algorithm.partition, state.params)
     paths = server.trainable(algorithm.partition, state.params)
     choose = algorithm.choose
 
-    def lane(slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
-        report = algorithm.client(
-            lane_client(algorithm, received, shelf, slot, longest, rng, capacities, choose)
-        )
+    def lane(room: Mapping[str, int], slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
+        report = algorithm.client(lane_client(algorithm, received, shelf, slot, longest, rng, room, choose))
         weight = algorithm.aggregator.weigh(report)
+        update = {path: weight * change for path, change in report.update.items()}
+        report = report._replace(update=jax.lax.optimization_barrier(update))  # made once for its two readers
         broken = ~tree.all_finite((report.update, weight))
         return report, jnp.where(broken, 0, weight), broken
 
-    def chunk(total: Total, share: Chunk) -> tuple[Total, tuple[jax.Array, jax.Array]]:
-        reports, weights, broken = over_lanes(lane, share.slots, share.longest)
-        keys = lane_keys(choose, shelf, share.slots, capacities)
+    def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
+        total, seen = carry
+        share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
+        reports, weights, broken = over_lanes(partial(lane, room), share.slots, share.longest)
+        keys = lane_keys(choose, shelf, share.slots, room)
         lanes = Lanes(reports, weights, broken, keys, share.most_keys)
-        return _add_lanes(total, lanes, algorithm.partition), (weights, broken & (share.slots.count > 0))
+        now = (weights, broken & (share.slots.count > 0))
+        seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
+        return _add_lanes(total, lanes, algorithm.partition), seen
 
     nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
-    total, (weights, broken) = jax.lax.scan(chunk, nobody, Chunk(plan.slots, plan.longest, plan.most_keys))
+    nothing = jnp.zeros(plan.slots.count.shape)
+    carry, begin = (nobody, (nothing, nothing.astype(bool))), jnp.int32(0)
+    for number, room in enumerate(rooms):
+        carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
+        begin = plan.ends[number]
+    total, (weights, broken) = carry
     total = jax.lax.psum(total, AXIS)
     mean = algorithm.aggregator.decode(algorithm.partition, total)
     state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
@@ -190,7 +201,7 @@ def one_round(
     return state, outcome
 
 
-def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], sweep: bool = False) -> Any:
+def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False) -> Any:
     """A jitted `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
     It runs `num_rounds` rounds, from number `first` on, of a plan that may hold more: how many is a value, so
@@ -203,7 +214,7 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
         def turn(state: ServerState, i: jax.Array) -> tuple[ServerState, Outcome]:
             here = jax.tree_util.tree_map(lambda x: x[i], plan)
-            share = (shelf, here, jax.random.fold_in(rng, first + i), capacities)
+            share = (shelf, here, jax.random.fold_in(rng, first + i), rooms)
             if not plan.tables:
                 return one_round(algorithm, state, *share)
             cut = server.take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
@@ -222,9 +233,11 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
     def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
         slots = jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots)
-        longest, most_keys = jax.tree_util.tree_map(squeeze(1), (plan.longest, plan.most_keys))
-        plan = Plan(slots, longest, most_keys, plan.tables)
-        over_runs: Any = (0, 0, None, Plan(0, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
+        longest, most_keys, ends = jax.tree_util.tree_map(
+            squeeze(1), (plan.longest, plan.most_keys, plan.ends)
+        )
+        plan = Plan(slots, longest, most_keys, plan.tables, ends)
+        over_runs: Any = (0, 0, None, Plan(0, None, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
@@ -232,7 +245,7 @@ def compile_rounds(build: Build, mesh: Mesh, capacities: Mapping[str, int], swee
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
-    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere)  # pyright: ignore[reportArgumentType]
+    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
     outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,

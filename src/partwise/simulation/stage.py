@@ -7,9 +7,10 @@ call may also bring the rows of the tables that each of its rounds needs, and ke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from partwise.data.ragged import offsets, owners, row_indices
@@ -21,6 +22,7 @@ from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serv
 
 Choices = Mapping[str, Choice]
 KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
+SMALL_SLICE = 1 << 18  # bytes; smaller slices are not worth a program for each size
 
 
 class Shelf(NamedTuple):
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
     longest: Any
     most_keys: Mapping[str, Any]
     tables: Mapping[str, Any]  # space -> rows of each round's cut table [rounds, rows]; none: whole tables
+    ends: Any = ()  # [rounds, devices, rooms]: the chunk after the last of every room (see `by_room`)
 
 
 class Population(NamedTuple):
@@ -82,18 +85,46 @@ def key_capacity(most: int, partition: Partition, space: str) -> int:
 
 
 def capacities_of(
-    store: ClientStore, partition: Partition, choices: Choices, population: Population | None = None
+    store: ClientStore,
+    partition: Partition,
+    choices: Choices,
+    population: Population | None = None,
+    share: float = 1.0,
 ) -> dict[str, int]:
-    """Room for the keys of any client, by space: what the population has, or without a look at its rows."""
-    longest = int(store.counts.max(initial=1))
+    """Room for the keys of any client, or of this share of the clients, by space: what the population has, or
+    without a look at its rows."""
     capacities = {}
     for space, values in values_per_example(store, partition).items():
-        most = min(longest * values, partition.num_keys(space))
+        own = np.minimum(store.counts * values, partition.num_keys(space))
         if population is not None:
-            most = int(population.own[space].counts.max(initial=1))
-        most = choices[space].most(most, partition.num_keys(space))
+            own = population.own[space].counts
+        most = int(np.quantile(own, share, method="higher")) if len(own) else 1
+        most = choices[space].most(max(most, 1), partition.num_keys(space))
         capacities[space] = key_capacity(most, partition, space)
     return capacities
+
+
+def rooms_of(
+    store: ClientStore, partition: Partition, choices: Choices, population: Population | None = None
+) -> list[dict[str, int]]:
+    """The sizes of slices that lanes work on, the largest first. A few clients with many keys must not make all
+    work as much as they do; but every size has to be compiled, so there are at most three, each for at least
+    half of the clients and a quarter of the one before."""
+    rooms = [capacities_of(store, partition, choices, population)]
+    most = capacities_of(store, partition, choices, population, share=0.5)
+    slice_bytes = sum(
+        rooms[0][space] * partition.row_bytes(path)
+        for space, paths in partition.spaces.items()
+        for path in paths
+    )
+    while len(rooms) < 3 and slice_bytes > SMALL_SLICE:
+        room = {
+            s: key_capacity(-(-c // 4), partition, s) if 4 * most[s] <= c else c for s, c in rooms[-1].items()
+        }
+        if room == rooms[-1]:
+            break
+        rooms.append(room)
+    return rooms
 
 
 def values_per_example(store: ClientStore, partition: Partition) -> dict[str, int]:
@@ -192,6 +223,21 @@ def ask(
     slots = plan.slots._replace(key_start=starts, key_count=counts, place_start=place_starts)
     most = {space: count.max(axis=-1) for space, count in counts.items()}
     return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
+
+
+def by_room(plan: Plan, rooms: Sequence[Mapping[str, int]]) -> Plan:
+    """The plan with its chunks sorted by the smallest of the `rooms` that their clients' keys fit."""
+    fits = [[plan.most_keys[space] <= size for space, size in room.items()] for room in rooms]
+    number = sum((np.all(each, axis=0) for each in fits[1:]), np.zeros(plan.longest.shape, int))
+    order = np.argsort(number, axis=-1, kind="stable")
+    sort = lambda chunks: np.take_along_axis(chunks, order, -1)
+    lanes = lambda slots: np.take_along_axis(
+        slots, order.reshape(*[1] * (slots.ndim - order.ndim - 1), *order.shape, 1), -2
+    )
+    ends = np.cumsum(number[..., None] == np.arange(len(rooms)), axis=-2)[..., -1, :]
+    longest, most_keys = jax.tree_util.tree_map(sort, (plan.longest, plan.most_keys))
+    slots = jax.tree_util.tree_map(lanes, plan.slots)
+    return Plan(slots, longest, most_keys, plan.tables, np.cumsum(ends, axis=-1).astype(np.int32))
 
 
 def _keys_of_round(population: Population, asked: Asked, space: str, i: int) -> np.ndarray:

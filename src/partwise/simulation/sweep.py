@@ -62,12 +62,8 @@ class Sweep:
         self.finite = np.ones(len(rates), bool)
         self._population = stage.populate(store, self.partition, self.algorithm.choose)
         self._shelf = jax.device_put(stage.shelve(self._population), everywhere(self.mesh))
-        self._rounds = compile_rounds(
-            build,
-            self.mesh,
-            stage.capacities_of(store, self.partition, self.algorithm.choose, self._population),
-            sweep=True,
-        )
+        self._rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, self._population)
+        self._rounds = compile_rounds(build, self.mesh, self._rooms, sweep=True)
         self._room: dict[str, int] = {}
         states = [
             server.init_state(
@@ -122,7 +118,7 @@ class Sweep:
         limits = [(each.plan.longest, each.plan.most_keys) for each in asked.values()]
         longest, most_keys = jax.tree_util.tree_map(lambda *a: np.max(a, axis=0), *limits)
         shelf = self._shelf._replace(keys=self._shelf.keys | keys, places=places)
-        return shelf, stage.Plan(slots, longest, most_keys, {})
+        return shelf, stage.by_room(stage.Plan(slots, longest, most_keys, {}), self._rooms)
 
     def _joined(self, asked: dict[int, stage.Asked]) -> tuple[dict, dict]:
         """What the seeds ask for, one after the other, with their slots pointing to where it lies now."""
