@@ -214,5 +214,5 @@ def heat(options: Options) -> Result:
     if not options.json:
         show.heat(result)
         if options.out:
-            show.say(f"Written to {options.out}: heat.png, heat.json, heat.safetensors.")
+            show.say(f"Picture, JSON and counts are in {options.out}.")
     return result

@@ -198,7 +198,9 @@ def heat(result: Mapping[str, Any]) -> None:
         out.print(table)
         say(_heat_words(each))
     if result["uncounted"]:
-        say(f"No column names the keys of {', '.join(result['uncounted'])}: any client may ask for any of them.")
+        say(
+            f"No column names the keys of {', '.join(result['uncounted'])}: any client may ask for any of them."
+        )
 
 
 def _heat_words(each: Mapping[str, Any]) -> str:

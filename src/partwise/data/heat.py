@@ -47,6 +47,8 @@ class Heat:
                 f"{what} has counts of type {counts.dtype} and shape {counts.shape}: give one whole number per key "
                 f"(private or estimated ones through private_heat or Seen.coefficients)"
             )
+        if not isinstance(self.total, int | np.integer):
+            raise UserError(f"{what} has a total of {self.total}: give a whole number of {self.by}")
         if counts.min(initial=0) < 0:
             raise UserError(f"{what} has a count of {counts.min()}: nobody can hold a key fewer than 0 times")
         if counts.max(initial=0) > self.total:

@@ -22,7 +22,9 @@ from partwise.types import UserError
 def flip_probability(epsilon: float) -> float:
     """q = 1 / (1 + e^epsilon), below one half."""
     if not epsilon > 0:
-        raise UserError(f"epsilon is {epsilon}: give more than 0 (at 0 a bit says nothing, and no count can be told)")
+        raise UserError(
+            f"epsilon is {epsilon}: give more than 0 (at 0 a bit says nothing, and no count can be told)"
+        )
     return float(1 / (1 + np.exp(epsilon)))
 
 

@@ -69,8 +69,8 @@ def count_task(task: Task, by: By = "clients", split: str = "train") -> dict[str
 
 def _write(folder: Path, told: Mapping[str, Any], heats: Mapping[str, Heat]) -> None:
     write_file(folder / "heat.json", to_json(told))
-    save_heats(folder / "heat.safetensors", heats)
     if heats:
+        save_heats(folder / "heat.safetensors", heats)
         draw_heat(folder / "heat.png", heats, f"{told['task']}, {told['split']} clients")
 
 
