@@ -28,8 +28,8 @@ def test_example_1(num_clients):
 
 
 def test_example_1_as_a_logistic_regression():
-    """With no weights every example has curvature 1/4. Client 0 has feature 0 and 1 in one of two examples each, the
-    other nine have feature 1 in both."""
+    """With no weights every example has curvature 1/4. Client 0 has features 0 and 1 in one of two examples each,
+    the other nine have feature 1 in both."""
     client = np.repeat(np.arange(10), 2)
     feature = np.array([0, 1] + [1, 1] * 9)
     store = ClientStore.from_arrays(client, feature=feature)

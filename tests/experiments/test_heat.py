@@ -57,7 +57,7 @@ def test_other_tasks(tmp_path, task, changes, spaces, uncounted):
 def test_mistakes():
     with pytest.raises(UserError, match="unknown unit of heat 'user'"):
         measure_heat("planted", None, PLANTED, by="user")
-    with pytest.raises(UserError, match="unknown split 'tests' .nearest: test"):
+    with pytest.raises(UserError, match=r"unknown split 'tests' \(nearest: test"):
         measure_heat("planted", None, PLANTED, split="tests")
     with pytest.raises(UserError, match="counted more than once: use --split train"):
         count_task(ratings_task(planted_ratings(20, 30, mean_examples=12).store, seen=True), split="all")

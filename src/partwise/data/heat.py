@@ -123,14 +123,14 @@ def add(heat: Heat, new: Heat) -> Heat:
 def coefficients(heat: Heat, cap: float | None = None, num_keys: int | None = None) -> np.ndarray:
     """N / n_m, [K] float32: what FedSubAvg multiplies the mean update of key m with (Algorithm 1, line 9).
 
-    A key that nobody holds has 1: nobody can send an update of it, unless the heat is stale; then its row moves as in
-    FedAvg, never faster. `cap` bounds the factor of rows that almost nobody holds. `num_keys` is what the model
-    has, to be checked.
+    A key that nobody holds has 1, as in the authors' files: nobody can send an update of it, unless the heat is
+    stale; then its row moves as in FedAvg, never faster. `cap` bounds the factor of rows that almost nobody
+    holds. `num_keys` is what the model has, to be checked.
     """
     if num_keys is not None and num_keys != heat.num_keys:
         raise UserError(
-            f"the heat of key space '{heat.space}' has {heat.num_keys} keys, and the model has {num_keys}: count it "
-            f"again with this task's data"
+            f"the heat of key space '{heat.space}' has {heat.num_keys} keys, and the model has {num_keys}: count "
+            f"it again with this task's data"
         )
     if cap is not None and not cap >= 1:
         raise UserError(f"cap is {cap}: give at least 1 (no correction), or None (no bound)")

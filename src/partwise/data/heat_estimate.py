@@ -1,8 +1,8 @@
 """Heat from the cohorts seen so far, where nobody may count the population: an estimate of n_m / N.
 
-Of s clients seen, h held key m. A share h / s of 0 would have an infinite factor, so the share is the mean of a Beta
-posterior, (h + a) / (s + 2a): a = 1/2 is Jeffreys' prior, a = 1 Laplace's. Its standard error is that posterior's
-standard deviation, sqrt(p (1 - p) / (s + 2a + 1)). A cohort drawn without replacement spreads less than that.
+Of s clients seen, h held key m. A share h / s of 0 would have an infinite factor, so the share is the mean of a
+Beta posterior, (h + a) / (s + 2a): a = 1/2 is Jeffreys' prior, a = 1 Laplace's. Its standard error is that
+posterior's standard deviation, sqrt(p (1 - p) / (s + 2a + 1)). A cohort drawn without replacement spreads less.
 
 Only arithmetic is used, so arrays may be numpy's or JAX's, inside a compiled round too.
 """
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
         return (share * (1 - share) / (self.clients + 2 * prior + 1)) ** 0.5
 
     def coefficients(self, prior: float = JEFFREYS, cap: float | None = None) -> Any:
-        """The estimate of N / n_m, [K]; that of a key never seen is (s + 2a) / a, so it grows with what was seen."""
+        """The estimate of N / n_m, [K]; of a key never seen (s + 2a) / a, so it grows with what was seen."""
         if cap is not None and not cap >= 1:
             raise UserError(f"cap is {cap}: give at least 1 (no correction), or None (no bound)")
         share = self.share(prior)

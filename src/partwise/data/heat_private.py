@@ -3,10 +3,11 @@
 Every client has K bits, one a key: whether it holds it. It flips each with probability q = 1 / (1 + e^epsilon) and
 sends the result. The sum of what was sent has a known bias, which the server takes out.
 
-What epsilon means: it is **per bit**. Two clients that differ in one key are told apart at most with epsilon; two that
-differ in d keys with d * epsilon. So a client whose whole set is to be hidden has K * epsilon; if every client
-holds at most k keys, 2 k * epsilon. For a budget of a client's own, give that budget divided by the number. Counting
-again with fresh flips spends the budget again; flips that are kept (one per client and key, for good) do not.
+What epsilon means: it is **per bit**. Whatever was sent is at most e^epsilon times as likely from one client as
+from another that differs in one key, and e^(d epsilon) if they differ in d. So per client, with its whole set to
+be hidden, it is K * epsilon; if every client holds at most k keys, 2k * epsilon. For a budget of the client, give
+that budget divided by K or 2k. Counting again with fresh flips spends it again; flips that a client draws once
+and keeps do not.
 
 A secure sum of the bits takes the place of `randomize`: then counts are exact, and only the sum is seen.
 """
@@ -57,8 +58,8 @@ def debias_variance(num_clients: int, epsilon: float) -> float:
 
 
 def private_heat(sent: np.ndarray, num_clients: int, epsilon: float, space: str) -> Heat:
-    """Heat from the sum of the bits sent: debiased, rounded, and held between one standard deviation of the noise (at
-    least 1) and N. A count below the noise cannot be told from none, and N / n_m of it would only be noise."""
+    """Heat from the sum of the bits sent: debiased, rounded, and held between one standard deviation of the noise
+    (at least 1) and N. A count below the noise cannot be told from none, and N / n_m of it would be noise."""
     lowest = min(max(1.0, debias_variance(num_clients, epsilon) ** 0.5), num_clients)
     held = np.clip(debias(sent, num_clients, epsilon), lowest, num_clients)
     return Heat(space, np.rint(held).astype(np.int64), num_clients)

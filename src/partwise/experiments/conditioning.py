@@ -1,7 +1,7 @@
 """How ill-conditioned heat makes the global objective, and what the correction does (FedSubAvg, section 4).
 
-H = 1/N sum H_i, every client equally, is what FedAvg descends; with D = diag(N / n_m), FedSubAvg descends an objective
-whose Hessian is D^(1/2) H D^(1/2) (equation 2). Both are made dense here, so this is for a few hundred features.
+FedAvg descends an objective with the Hessian H = 1/N sum H_i, every client equally. FedSubAvg descends one with
+the Hessian D^(1/2) H D^(1/2), D = diag(N / n_m) (equation 2). Both are dense here: for a few hundred features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from partwise.data.checks import check_keys, check_known
 from partwise.data.heat import Heat, coefficients
 from partwise.data.store import ClientStore
 from partwise.types import UserError
-
 
 ROUNDING = 1e-12  # an eigenvalue so much smaller than the largest is 0
 
@@ -50,7 +49,7 @@ class Conditioning(NamedTuple):
 def conditioning(clients: Iterable[ClientHessian], num_parameters: int) -> Conditioning:
     """Of the mean of the clients' Hessians, without and with the correction by heat.
 
-    Parameters that nobody holds are left out. A client's Hessian must be positive definite where it holds parameters.
+    Parameters that nobody holds are left out. A client's Hessian must be positive definite.
     """
     total, counts = np.zeros((num_parameters, num_parameters)), np.zeros(num_parameters, np.int64)
     num_clients, rho_1, rho_2 = 0, np.inf, 0.0
@@ -64,8 +63,8 @@ def conditioning(clients: Iterable[ClientHessian], num_parameters: int) -> Condi
         counts[held] += 1
     if not ROUNDING * rho_2 < rho_1 < np.inf:
         raise UserError(
-            f"the least eigenvalue of a client's Hessian is {rho_1:g}, and the theorems need more than 0 (Assumption "
-            f"1): give clients that hold something, and an l2 above 0"
+            f"the least eigenvalue of a client's Hessian is {rho_1:g}, and the theorems need more than 0 "
+            f"(Assumption 1): give clients that hold something, and an l2 above 0"
         )
     return _compare(total / num_clients, Heat("", counts, num_clients), rho_1, rho_2)
 
@@ -93,10 +92,10 @@ def _compare(hessian: np.ndarray, heat: Heat, rho_1: float, rho_2: float) -> Con
 def logistic_hessians(
     store: ClientStore, column: str, num_features: int, weights: np.ndarray | None = None, l2: float = 0.01
 ) -> Iterator[ClientHessian]:
-    """Every client's Hessian of a logistic regression on one-hot features, at `weights` [num_features] (default: 0).
+    """Every client's Hessian of a logistic regression on one-hot features, at `weights` [num_features] (or at 0).
 
-    `column` [N] or [N, L] holds the features of every example, -1 for none. The objective of a client is the mean loss
-    of its examples + (l2 / 2) |w|^2 over the features that it holds: without that term, a client with fewer
+    `column` [N] or [N, L] holds the features of every example, -1 for none. The objective of a client is the mean
+    loss of its examples + (l2 / 2) |w|^2 over the features that it holds: without that term, a client with fewer
     examples than features has flat directions, and rho_1 is 0.
     """
     check_known([column], store.columns)

@@ -30,7 +30,7 @@ def measure_heat(
     split: str = "train",
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """What `partwise heat` tells, as a JSON-able dict; with `out`, also a picture, the JSON and the heat's file there.
+    """What `partwise heat` tells, as a JSON-able dict; with `out`, also a picture, the JSON and the counts there.
 
     All key spaces of the task are counted: also those that only an algorithm without local parameters has.
     `split` is train, validation, test or all.
@@ -41,8 +41,8 @@ def measure_heat(
     partition = (task.stateful or task.personal).partition
     if not partition.spaces:
         raise UserError(
-            f"no parameter of task '{name}' is keyed, so every client holds all of it and there is no heat to tell. "
-            f"`partwise describe {name}` shows the roles of its parameters."
+            f"no parameter of task '{name}' is keyed, so every client holds all of it and there is no heat to "
+            f"tell. `partwise describe {name}` shows the roles of its parameters."
         )
     heats = count_task(task, by, split)
     told = {"task": name, "split": split, "spaces": [summarize(heat) for heat in heats.values()]}
