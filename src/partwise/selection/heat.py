@@ -1,7 +1,7 @@
 """The heat of a model's key spaces, and its file (see `data.heat`).
 
-It counts the keys that clients' examples name. Where clients ask for their own keys, that is who trains a row; where
-they choose others (`random`, `same`, `all`), it is not.
+It counts the keys that clients' examples name. Where clients ask for their own keys, that is who trains a row;
+where they choose others (`random`, `same`, `all`), it is not.
 """
 
 from __future__ import annotations
