@@ -211,5 +211,5 @@ def _heat_words(each: Mapping[str, Any]) -> str:
     spread = ", ".join(f"{name[1:]} %: {value:,.0f}" for name, value in each["percentiles"].items())
     return (
         f"{each['total']:,} {each['by']}; {held}{alone}. A key has from {each['n_min']:,} to {each['n_max']:,} "
-        f"({spread}): dispersion {each['dispersion']:,.4g}."
+        f"({spread}): dispersion {each['dispersion']:,.{0 if each['dispersion'] >= 100 else 2}f}."
     )
