@@ -86,6 +86,22 @@ def test_serving_shows_the_trade_off(capsys):
     assert "nearest: on_demand" in mistake(capsys, "train", *SMALL, "--set", "serving.way=ondemand")
 
 
+def test_heat_shows_who_holds_what(capsys, tmp_path):
+    small = ["heat", "planted", *SMALL[:8]]
+    told = output(capsys, *small, "--split", "all")
+    assert [(each["space"], each["total"]) for each in told["spaces"]] == [("item", 50), ("user", 50)]
+    assert main([*small, "--by", "samples", "--out", str(tmp_path / "heat")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "samples of holders" in text
+    assert "25 of 25 keys are held" in text
+    assert {path.name for path in (tmp_path / "heat").iterdir()} == {
+        "heat.png",
+        "heat.json",
+        "heat.safetensors",
+    }
+    assert "unknown unit of heat 'sample' (nearest: samples" in mistake(capsys, *small, "--by", "sample")
+
+
 def test_an_unseen_client_personalizes_refreshes_and_predicts(capsys, run_folder, tmp_path):
     mine, wanted, local = tmp_path / "mine.csv", tmp_path / "wanted.csv", str(tmp_path / "local.safetensors")
     mine.write_text("item,rating\n1,4.5\n2,3.0\n7,2.0\n999,5\n")

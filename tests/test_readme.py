@@ -1,4 +1,4 @@
-"""The README's second example and the code of docs/adding.md, run as they are written."""
+"""The README's second example and the code of the pages in docs/, run as they are written."""
 
 import json
 import os
@@ -65,3 +65,9 @@ def test_the_readmes_example_runs_in_at_most_15_lines(tables):
 
 def test_the_code_of_the_page_on_adding_runs(tmp_path):
     run(blocks("docs/adding.md"), tmp_path)
+
+
+def test_the_code_of_the_page_on_heat_runs_and_tells_what_the_page_tells(tmp_path):
+    printed = run(blocks("docs/heat.md"), tmp_path)
+    for told in ("w_1 = 3.843, w_2 = 0.044", "[  1 100] 100 100.0", "condition number 100, corrected 1"):
+        assert told in printed

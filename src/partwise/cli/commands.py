@@ -202,3 +202,17 @@ def serving(options: Options) -> Result:
     if not options.json:
         show.serving(result)
     return result
+
+
+def heat(options: Options) -> Result:
+    """`partwise heat`."""
+    from partwise.config.settings import parse_assignments
+    from partwise.experiments.heat import measure_heat
+
+    changes = parse_assignments(options.set)
+    result = measure_heat(options.task, options.data, changes, options.by, options.split, options.out)
+    if not options.json:
+        show.heat(result)
+        if options.out:
+            show.say(f"Picture, JSON and counts are in {options.out}.")
+    return result

@@ -125,9 +125,21 @@ def _add_rest(command: Command) -> None:
     sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="cohorts drawn; nothing is trained")
     _add_set(sub)
+    _add_heat(command)
     command("tasks", commands.tasks, "list the tasks")
     command("algorithms", commands.algorithms, "list the algorithms")
     sub = command("describe", commands.describe, "a task's parameters, roles and bytes, and its clients")
     sub.add_argument("task")
     sub.add_argument("--data")
     _add_set(sub)
+
+
+def _add_heat(command: Command) -> None:
+    more = " (FedSubAvg's heat), and how unevenly; nothing is trained."
+    sub = command("heat", commands.heat, "how many clients hold each key of a task", more)
+    sub.add_argument("task", help="a name from `partwise tasks`")
+    sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
+    sub.add_argument("--by", default="clients", help="clients, or samples: all those of a key's clients")
+    sub.add_argument("--split", default="train", help="train, validation, test or all")
+    _add_set(sub)
+    sub.add_argument("--out", help="folder for heat.png, heat.json and heat.safetensors (default: none)")

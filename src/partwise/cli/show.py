@@ -177,3 +177,39 @@ def _serving_words(best: Mapping[str, Any]) -> str:
         f"server: {' and '.join(best['work'])} (slices computed a round, with a cache: {work}). Keys stay private "
         f"with {' and '.join(best['private'])} alone; of the others only pregenerated allows private retrieval."
     )
+
+
+HEAT_BAR = 40  # characters
+
+
+def heat(result: Mapping[str, Any]) -> None:
+    """Every key space: its figures in a sentence, and its keys by how many hold them."""
+    for each in result["spaces"]:
+        title = f"{result['task']}, {result['split']} clients: key space '{each['space']}'"
+        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+        table.add_column("holders" if each["by"] == "clients" else "samples of holders", justify="right")
+        table.add_column("keys", justify="right")
+        table.add_column("")
+        most = max((line["keys"] for line in each["histogram"]), default=1)
+        for line in each["histogram"]:
+            low, high, keys = line["low"], line["high"], line["keys"]
+            words = f"{low:,}" if low == high else f"{low:,} .. {high:,}"
+            table.add_row(words, f"{keys:,}", "█" * -(-HEAT_BAR * keys // most))
+        out.print(table)
+        say(_heat_words(each))
+    if result["uncounted"]:
+        say(
+            f"No column names the keys of {', '.join(result['uncounted'])}: any client may ask for any of them."
+        )
+
+
+def _heat_words(each: Mapping[str, Any]) -> str:
+    held = f"{each['keys_held']:,} of {each['keys']:,} keys are held"
+    if each["dispersion"] is None:
+        return f"{each['total']:,} {each['by']}; {held}."
+    alone = f", {each['keys_with_one']:,} of them by one client alone" if each["by"] == "clients" else ""
+    spread = ", ".join(f"{name[1:]} %: {value:,.0f}" for name, value in each["percentiles"].items())
+    return (
+        f"{each['total']:,} {each['by']}; {held}{alone}. A key has from {each['n_min']:,} to {each['n_max']:,} "
+        f"({spread}): dispersion {each['dispersion']:,.{0 if each['dispersion'] >= 100 else 2}f}."
+    )

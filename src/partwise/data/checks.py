@@ -68,6 +68,18 @@ def clean_ids(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def check_keys(name: str, ids: np.ndarray, space: str, num_ids: int, lowest: int) -> None:
+    """Ids of a key space are whole numbers from 0 on; where `lowest` is -1, that stands for nothing."""
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise UserError(f"column '{name}' holds {ids.dtype}, but keys are whole numbers 0..{num_ids - 1}")
+    if ids.size and (ids.min() < lowest or ids.max() >= num_ids):
+        raise UserError(
+            f"column '{name}' holds keys {ids.min()}..{ids.max()}, "
+            f"but key space '{space}' has only 0..{num_ids - 1}"
+            + (" (and -1 for nothing)" if lowest < 0 else "")
+        )
+
+
 def factorize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The sorted distinct ids, and every row's key 0..K-1 among them (int32)."""
     vocabulary, keys = np.unique(values, return_inverse=True)

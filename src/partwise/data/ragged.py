@@ -25,6 +25,15 @@ def row_indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.arange(int(counts.sum())) + np.repeat(starts - offsets(counts), counts)
 
 
+def owned_keys(owner: np.ndarray, ids: np.ndarray, num_keys: int, block: int = 1) -> np.ndarray:
+    """client * num_keys + key for every id of rows that belong to `owner` [N], [n] int64.
+
+    `ids` is [N] or [N, ...]; key k has the ids from k * block on; -1 is nothing and is left out.
+    """
+    mine = owner.reshape(-1, *[1] * (ids.ndim - 1)) * num_keys + ids.astype(np.int64) // block
+    return mine[ids >= 0]
+
+
 def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
     """Consecutive clients in blocks of at most `max_rows` rows; a larger client is a block by itself."""
     ends = np.cumsum(counts, dtype=np.int64)

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partwise.data.ragged import offsets, owners
+from partwise.data.checks import check_keys
+from partwise.data.ragged import offsets, owned_keys, owners
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
-from partwise.types import UserError, unknown
+from partwise.types import unknown
 
 
 class OwnKeys(NamedTuple):
@@ -33,8 +34,7 @@ def own_keys(store: ClientStore, partition: Partition) -> tuple[dict[str, OwnKey
     for space in partition.spaces:
         names, num_keys, block = partition.columns[space], partition.num_keys(space), partition.block(space)
         columns = [_checked(store, partition, space, name) for name in names]
-        shape = lambda column: (-1, *[1] * (column.ndim - 1))
-        flat = [(client.reshape(shape(c)) * num_keys + c // block)[c >= 0] for c in columns]
+        flat = [owned_keys(client, column, num_keys, block) for column in columns]
         unique, inverse, uses = np.unique(
             np.concatenate([np.zeros(0, np.int64), *flat]), return_inverse=True, return_counts=True
         )
@@ -54,15 +54,8 @@ def _checked(store: ClientStore, partition: Partition, space: str, name: str) ->
     if name not in store.columns:
         raise unknown(f"column (it should hold the keys of space '{space}')", name, store.columns)
     column, num_ids = store.columns[name], partition.num_keys(space) * partition.block(space)
-    if not np.issubdtype(column.dtype, np.integer):
-        raise UserError(f"column '{name}' holds {column.dtype}, but keys are whole numbers 0..{num_ids - 1}")
     lowest = -1 if column.ndim > 1 else 0  # of several ids an example may leave some out
-    if column.size and (column.min() < lowest or column.max() >= num_ids):
-        raise UserError(
-            f"column '{name}' holds keys {column.min()}..{column.max()}, "
-            f"but key space '{space}' has only 0..{num_ids - 1}"
-            + (" (and -1 for nothing)" if lowest < 0 else "")
-        )
+    check_keys(name, column, space, num_ids, lowest)
     return column.astype(np.int64)
 
 

@@ -1,0 +1,175 @@
+"""Heat: how many clients hold each key of a key space (n_m of FedSubAvg, section 2), and what follows from it.
+
+A client holds a key if any of its examples names it, in any of the columns of the space, however often. Counting
+goes over blocks of clients, so that a store may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from partwise.data.checks import check_keys, check_known
+from partwise.data.folder import Block
+from partwise.data.ragged import owned_keys, owners
+from partwise.data.store import ClientStore
+from partwise.types import UserError, unknown
+
+By = Literal["clients", "samples"]
+IDS_PER_BLOCK = 1 << 20
+PERCENTILES = (5, 25, 50, 75, 95)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Heat:
+    """Who holds the keys of a space.
+
+    counts: [K] int64, n_m: the clients that hold key m; by samples, all samples of those clients (what the authors'
+            code weighs with), not only the samples that name the key
+    total:  N, all clients, those that hold nothing among them; by samples, all samples
+    """
+
+    space: str
+    counts: np.ndarray
+    total: int
+    by: By = "clients"
+
+    def __post_init__(self):
+        counts = np.asarray(self.counts)
+        what = f"the heat of key space '{self.space}'"
+        if self.by not in get_args(By):
+            raise unknown(f"unit of {what}", self.by, get_args(By))
+        if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer):
+            raise UserError(
+                f"{what} has counts of type {counts.dtype} and shape {counts.shape}: give one whole number per key "
+                f"(private or estimated ones through private_heat or Seen.coefficients)"
+            )
+        if not isinstance(self.total, int | np.integer):
+            raise UserError(f"{what} has a total of {self.total}: give a whole number of {self.by}")
+        if counts.min(initial=0) < 0:
+            raise UserError(f"{what} has a count of {counts.min()}: nobody can hold a key fewer than 0 times")
+        if counts.max(initial=0) > self.total:
+            key = int(counts.argmax())
+            raise UserError(
+                f"{what} says that key {key} is held by {counts[key]} of {self.total} {self.by}: more than there "
+                f"are. Count the keys and their total over the same clients."
+            )
+        object.__setattr__(self, "counts", counts.astype(np.int64))
+        object.__setattr__(self, "total", int(self.total))
+
+    @property
+    def num_keys(self) -> int:
+        """K."""
+        return len(self.counts)
+
+
+def count_heat(
+    store: ClientStore,
+    space: str,
+    columns: Sequence[str] | None = None,
+    num_keys: int | None = None,
+    by: By = "clients",
+    block: int = 1,
+) -> Heat:
+    """The heat of a key space over all clients of a store.
+
+    columns:  those that hold ids of the space, [N] or [N, ...] (default: the one with the name of the space); -1 is
+              nothing
+    num_keys: K (default: as many as the first column can take)
+    block:    ids that share a key: key k has the ids from k * block on
+
+    A block of clients is about a million ids; a larger client is a block by itself.
+    """
+    columns = (space,) if columns is None else tuple(columns)
+    if not columns:
+        raise UserError(f"no column holds the keys of space '{space}', so nobody's examples can be counted")
+    check_known(columns, store.columns)
+    num_keys = store.num_keys(columns[0]) // block if num_keys is None else num_keys
+    held = store.select(columns)
+    width = sum(int(np.prod(values.shape[1:], dtype=np.int64)) for values in held.columns.values())
+    counts = np.zeros(num_keys, np.int64)
+    for part in held.blocks(max(IDS_PER_BLOCK // width, 1)):
+        client, key = _holders(part, space, num_keys, block)
+        np.add.at(counts, key, 1 if by == "clients" else part.counts[client])
+    return Heat(space, counts, store.num_clients if by == "clients" else store.num_examples, by)
+
+
+def _holders(part: Block, space: str, num_keys: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of a client and a key that it holds, once."""
+    client = owners(part.counts)
+    for name, ids in part.columns.items():
+        check_keys(name, ids, space, num_keys * block, lowest=-1)
+    pairs = np.concatenate([owned_keys(client, ids, num_keys, block) for ids in part.columns.values()])
+    pairs.sort()  # np.unique hashes, which takes ten times as long
+    first = np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]
+    return np.divmod(pairs[first], num_keys)
+
+
+def add(heat: Heat, new: Heat) -> Heat:
+    """The heat of both populations together; no client may be in both."""
+    for name in ("space", "by", "num_keys"):
+        ours, theirs = getattr(heat, name), getattr(new, name)
+        if ours != theirs:
+            raise UserError(
+                f"two heats with {name.replace('num_keys', 'numbers of keys')} {ours!r} and {theirs!r} cannot be "
+                f"added: count both in the same way"
+            )
+    return Heat(heat.space, heat.counts + new.counts, heat.total + new.total, heat.by)
+
+
+def coefficients(heat: Heat, cap: float | None = None, num_keys: int | None = None) -> np.ndarray:
+    """N / n_m, [K] float32: what FedSubAvg multiplies the mean update of key m with (Algorithm 1, line 9).
+
+    A key that nobody holds has 1, as in the authors' files: nobody can send an update of it, unless the heat is
+    stale; then its row moves as in FedAvg, never faster. `cap` bounds the factor of rows that almost nobody
+    holds. `num_keys` is what the model has, to be checked.
+    """
+    if num_keys is not None and num_keys != heat.num_keys:
+        raise UserError(
+            f"the heat of key space '{heat.space}' has {heat.num_keys} keys, and the model has {num_keys}: count "
+            f"it again with this task's data"
+        )
+    if cap is not None and not cap >= 1:
+        raise UserError(f"cap is {cap}: give at least 1 (no correction), or None (no bound)")
+    factors = np.where(heat.counts > 0, heat.total / np.maximum(heat.counts, 1), 1.0)
+    return np.minimum(factors, np.inf if cap is None else cap).astype(np.float32)
+
+
+class Bin(NamedTuple):
+    """So many keys have at least `low` and at most `high` holders."""
+
+    low: int
+    high: int
+    keys: int
+
+
+def histogram(heat: Heat) -> list[Bin]:
+    """Keys that somebody holds by powers of two: 1, 2..3, 4..7, and so on."""
+    held = heat.counts[heat.counts > 0]
+    keys = np.bincount(np.frexp(held.astype(float))[1] - 1)
+    first = int(np.argmax(keys > 0)) if len(keys) else 0
+    return [Bin(1 << i, (2 << i) - 1, int(keys[i])) for i in range(first, len(keys))]
+
+
+def summarize(heat: Heat) -> dict[str, Any]:
+    """Numbers of keys and holders; minimum, dispersion n_max / n_min (section 2) and percentiles are of the keys
+    that somebody holds, and None if there are none."""
+    held = heat.counts[heat.counts > 0]
+    least, most = (int(held.min()), int(held.max())) if len(held) else (None, None)
+    return {
+        "space": heat.space,
+        "by": heat.by,
+        "total": heat.total,
+        "keys": heat.num_keys,
+        "keys_held": len(held),
+        "keys_not_held": heat.num_keys - len(held),
+        "keys_with_one": int(np.sum(held == 1)),
+        "n_min": least,
+        "n_max": most,
+        "dispersion": most / least if least and most else None,
+        "percentiles": {f"p{p}": float(np.percentile(held, p)) for p in PERCENTILES if len(held)},
+        "histogram": [each._asdict() for each in histogram(heat)],
+    }
