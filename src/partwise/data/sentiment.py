@@ -87,9 +87,7 @@ def _examples(
             counts["texts_cut"] += len(words) > length
             row = [numbers.setdefault(word, len(numbers)) for word in words[:length]]
             label = int(POSITIVE in text.tags)
-            yield Example(
-                text.client, text.time, {"word": row + [PAD] * (length - len(row)), "label": label}
-            )
+            yield Example(text.client, text.time, {"word": row + [PAD] * (length - len(row)), "label": label})
 
 
 def _check_labels(store: ClientStore, source: str) -> None:

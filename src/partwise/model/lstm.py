@@ -1,7 +1,8 @@
 """Long short-term memory (Hochreiter and Schmidhuber, 1997) as plain functions, made for small batches in loops.
 
 What need not wait for the state is done for all times at once: the product of the inputs, and in the gradient the
-products that make up the weights' own, which automatic differentiation would add up step by step.
+products that make up the weights' own, which automatic differentiation would add up step by step. The loops over
+time are not unrolled: on a CPU that is slower and takes much longer to compile.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-UNROLL = 5  # steps of the loop over time in one turn
 
 
 def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
@@ -50,7 +49,7 @@ def _forward(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> tuple[j
         return after, (*after, gates)
 
     start = (jnp.zeros_like(given[0, :, :units]),) * 2
-    _, (states, cells, gates) = jax.lax.scan(step, start, (given, real), unroll=UNROLL)
+    _, (states, cells, gates) = jax.lax.scan(step, start, (given, real))
     return states, (states, cells, gates, recurrent, real)
 
 
@@ -81,7 +80,7 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, Non
 
     start = (jnp.zeros_like(states[0]),) * 2
     given = (gradient, gates, cells, before(cells), real)
-    _, d_given = jax.lax.scan(step, start, given, reverse=True, unroll=UNROLL)
+    _, d_given = jax.lax.scan(step, start, given, reverse=True)
     d_recurrent = jnp.einsum("tbh,tbg->hg", before(states), d_given)
     return d_given, d_recurrent, None
 

@@ -24,11 +24,13 @@ from partwise.model.spec import Batch, Metric, Model, lookup
 from partwise.tasks.base import Setting, Task, cohort_size
 from partwise.types import UserError
 
+# Cohort, one epoch and plain SGD are the paper's (section 5.1); its batch size and rate are in an appendix that is
+# not at hand. Ours were tried on musical instruments: rate 1.0 learns about twice as fast as 0.3, and is as steady.
 DEFAULTS = {
     "algorithm": "fed_avg",
     "rounds": 200,
     "cohort.size": 50,
-    "update.rate": 0.3,
+    "update.rate": 1.0,
     "update.batch_size": 5,
     "update.epochs": 1,
     "update.max_steps": None,
@@ -48,20 +50,19 @@ PLACES = (
     "amazon-musical-instruments/*.json*",
     "sentiment140-sample/*.csv*",
 )
-EMBEDDING_SCALE = 0.1
 
 
 def two_layer_lstm(num_words: int, dim: int = 25, units: int = 100) -> Model:
     """One score for a text: how positive it is, as log-odds, from the state after its last word.
 
-    Words that are -1 are skipped. Embeddings start normal with standard deviation 0.1, the rest as in Keras
-    (`model.lstm.init_lstm`; the output Glorot-uniform, its bias 0).
+    Words that are -1 are skipped. Embeddings start standard normal (PyTorch's choice; much smaller ones leave SGD
+    at the majority class for hundreds of rounds), the LSTM as `init_lstm` says, the output Glorot-uniform, its bias 0.
     """
 
     def init(rng: jax.Array) -> dict[str, Any]:
         words, first, second, out = jax.random.split(rng, 4)
         return {
-            "embedding": EMBEDDING_SCALE * jax.random.normal(words, (num_words, dim)),
+            "embedding": jax.random.normal(words, (num_words, dim)),
             "first": init_lstm(first, dim, units),
             "second": init_lstm(second, units, units),
             "out": jax.nn.initializers.glorot_uniform()(out, (units, 1)),

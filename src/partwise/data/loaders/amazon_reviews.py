@@ -52,7 +52,9 @@ def _text(line: bytes, summary: bool, where: str, counts: Counter[str]) -> Text:
     review = _parsed(decoded, where)
     client, overall, time = review.get("reviewerID"), review.get("overall"), review.get("unixReviewTime")
     if not isinstance(client, str) or not client:
-        raise UserError(f"{where}: reviewerID is {client!r}; expected a reviewer's id. Mend or remove the line")
+        raise UserError(
+            f"{where}: reviewerID is {client!r}; expected a reviewer's id. Mend or remove the line"
+        )
     if not _is_number(overall) or not 1 <= overall <= 5:
         raise UserError(f"{where}: overall is {overall!r}; expected 1 to 5 stars. Mend or remove the line")
     if not _is_number(time):
