@@ -1,4 +1,4 @@
-"""Sentiment of texts (Federated Submodel Averaging, section 5.1): words to positive or negative, by a two-layer LSTM.
+"""Sentiment (Federated Submodel Averaging, section 5.1): words to positive or not, by two layers of LSTM.
 
 The embedding is keyed by word; the LSTM and the output are shared. The data are tweets (Sentiment140) or Amazon
 reviews, told apart by their first character.
@@ -56,7 +56,8 @@ def two_layer_lstm(num_words: int, dim: int = 25, units: int = 100) -> Model:
     """One score for a text: how positive it is, as log-odds, from the state after its last word.
 
     Words that are -1 are skipped. Embeddings start standard normal (PyTorch's choice; much smaller ones leave SGD
-    at the majority class for hundreds of rounds), the LSTM as `init_lstm` says, the output Glorot-uniform, its bias 0.
+    at the majority class for hundreds of rounds), the LSTM as `init_lstm` says, the output Glorot-uniform with
+    bias 0.
     """
 
     def init(rng: jax.Array) -> dict[str, Any]:
@@ -107,8 +108,8 @@ def load(
     units: Annotated[int, "size of the two LSTM layers"] = 100,
     seed: Annotated[int, "of the cut of each user's texts into training and test"] = 42,
 ) -> Task:
-    """Sentiment140's CSV file or zip, or Amazon reviews (.json, .json.gz). Users are seen: the test is of other texts
-    of theirs."""
+    """Sentiment140's CSV file or zip, or Amazon reviews (.json, .json.gz). Users are seen: the test is of other
+    texts of theirs."""
     file = _locate(data)
     reviews = _is_json(file)
     corpus = amazon_reviews.load(file, summary) if reviews else sentiment140.load(file)

@@ -16,6 +16,7 @@ ROWS = [
     ROW.format(4, "PDT", "ann", "$$$"),
 ]
 TIME = 1_239_056_385_000  # 2009-04-06 22:19:45 UTC
+LATER = TIME + 7 * 3_600_000  # the same in California
 EXPECTED = [
     Text(
         "ann",
@@ -26,7 +27,7 @@ EXPECTED = [
         ("negative",),
     ),
     Text("bob", TIME, "tweet", "", ("a quote , and another line",), ("positive",)),
-    Text("ann", TIME + 7 * 3_600_000, "tweet", "", (), ("positive",)),
+    Text("ann", LATER, "tweet", "", (), ("positive",)),
 ]
 
 

@@ -6,7 +6,6 @@ A rating of 4 or 5 stars is positive, 1 to 3 negative. Tokens are those of LEAF 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +24,9 @@ EXPECTED = "a JSON object with reviewerID, overall, unixReviewTime, and mostly r
 def load(file: str | Path, summary: bool = True) -> Corpus:
     """The reviews of all users; with `summary`, a review's headline comes before its text.
 
-    `reviewerID`, `overall` and `unixReviewTime` must be there. A review without `reviewText` or `summary` (some are,
-    in the published files) has an empty one; both are counted, and so are those left without any word, which
-    are kept. Bytes that are not UTF-8 become U+FFFD, and those lines are counted. Blank lines are no reviews.
+    `reviewerID`, `overall` and `unixReviewTime` must be there. A review without `reviewText` or `summary` (the
+    published files have some) has an empty one; both are counted, and so are those without any word, which are
+    kept. Bytes that are not UTF-8 become U+FFFD, and those lines are counted. Blank lines are no reviews.
     """
     place = Path(file)
 
@@ -50,15 +49,13 @@ def _text(line: bytes, summary: bool, where: str, counts: Counter[str]) -> Text:
     decoded = line.decode("utf-8", "replace")
     counts["lines_not_utf8"] += "\ufffd" in decoded
     review = _parsed(decoded, where)
-    client, overall, time = review.get("reviewerID"), review.get("overall"), review.get("unixReviewTime")
+    client = review.get("reviewerID")
     if not isinstance(client, str) or not client:
         raise UserError(
             f"{where}: reviewerID is {client!r}; expected a reviewer's id. Mend or remove the line"
         )
-    if not _is_number(overall) or not 1 <= overall <= 5:
-        raise UserError(f"{where}: overall is {overall!r}; expected 1 to 5 stars. Mend or remove the line")
-    if not _is_number(time):
-        raise UserError(f"{where}: unixReviewTime is {time!r}; expected seconds since 1970. Mend the line")
+    overall = _number(review, "overall", (1, 5), "1 to 5 stars", where)
+    time = _number(review, "unixReviewTime", (0, 1e11), "seconds since 1970", where)
     said = leaf_tokens(_said(review, "reviewText", where, counts))
     headline = leaf_tokens(_said(review, "summary", where, counts)) if summary else []
     counts["without_token"] += not (said or headline)
@@ -86,5 +83,10 @@ def _said(review: dict[str, Any], name: str, where: str, counts: Counter[str]) -
     return said or ""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _number(
+    review: dict[str, Any], name: str, limits: tuple[float, float], expected: str, where: str
+) -> float:
+    value = review.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not limits[0] <= value <= limits[1]:
+        raise UserError(f"{where}: {name} is {value!r}; expected {expected}. Mend or remove the line")
+    return value

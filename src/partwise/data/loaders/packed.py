@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from partwise.types import UserError
 
@@ -27,7 +27,7 @@ def _open(file: Path, choose: Callable[[list[str]], str | None], opened: context
     with file.open("rb") as source:
         magic = source.read(4)
     if magic[:2] == b"\x1f\x8b":
-        return gzip.open(file, "rb")
+        return cast(IO[bytes], gzip.open(file, "rb"))
     if magic != b"PK\x03\x04":
         return file.open("rb")
     archive = opened.enter_context(zipfile.ZipFile(file))
