@@ -19,6 +19,7 @@ from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 4096
+POSITIVE, NEGATIVE = "positive", "negative"  # the tags of texts that are read for their sentiment
 
 
 class Text(NamedTuple):
@@ -26,7 +27,7 @@ class Text(NamedTuple):
 
     client: str
     time: int  # milliseconds since 1970, UTC
-    kind: str  # question, answer or comment
+    kind: str  # question, answer, comment, tweet or review
     title: str
     sentences: tuple[str, ...]
     tags: tuple[str, ...]
@@ -41,7 +42,7 @@ class Example(NamedTuple):
 
     client: str
     time: int
-    columns: Mapping[str, Sequence[int]]
+    columns: Mapping[str, Sequence[int] | int]
 
 
 class Corpus:

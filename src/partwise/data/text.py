@@ -27,6 +27,7 @@ _ADDRESS = re.compile(r"(?:https?://|\bwww\.)[^\s<>()\[\]\"]*[^\s<>()\[\]\".,;:!
 _TOKEN = re.compile(rf"{URL}|\w+(?:['-]\w+)*|[^\w\s\x00-\x1f\x7f\ud800-\udfff]")
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)[.!?][\"')\]]*(?=\s)", re.IGNORECASE)
 _LETTER = re.compile(r"\w")
+_LEAF_TOKEN = re.compile(r"[\w']+|[.,!?;]")
 
 
 def plain_text(html: str) -> str:
@@ -45,6 +46,12 @@ def tokens(text: str) -> list[str]:
     """Lower-cased words and marks. Joined by spaces they give the same tokens again; at most 40 letters each."""
     text = _ADDRESS.sub(f" {URL} ", text.lower().replace("\u2019", "'"))
     return [t if len(t) <= MAX_LETTERS else t[:MAX_LETTERS].rstrip("'-") for t in _TOKEN.findall(text)]
+
+
+def leaf_tokens(text: str) -> list[str]:
+    """Tokens as LEAF makes them for Sentiment140: words with their apostrophes, and the marks . , ! ? ; alone;
+    lower-cased, and cut to 40 letters."""
+    return [token[:MAX_LETTERS] for token in _LEAF_TOKEN.findall(text.lower())]
 
 
 def sentences(text: str) -> Iterator[list[str]]:

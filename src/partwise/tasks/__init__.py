@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.plugins import Lazy, find, find_all, names
-from partwise.tasks import movielens, planted, ratings, tags
+from partwise.tasks import movielens, planted, ratings, sentiment, tags
 from partwise.tasks.base import (
     Entry,
     Setting,
@@ -49,6 +49,12 @@ TASKS: dict[str, Entry | Lazy] = {
     ),
     "tags-planted": Entry(
         "generated posts to tags, at any size", tags.load_generated, tags.settings, tags.DEFAULTS
+    ),
+    "sentiment": Entry(
+        "tweets (Sentiment140) or Amazon reviews, positive or not, LSTM (FedSubAvg, section 5.1)",
+        sentiment.load,
+        sentiment.settings,
+        sentiment.DEFAULTS,
     ),
     "handwriting": Lazy(
         "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",
