@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.plugins import Lazy, find, find_all, names
-from partwise.tasks import movielens, planted, ratings, tags
+from partwise.tasks import liked, movielens, planted, ratings, tags
 from partwise.tasks.base import (
     Entry,
     Setting,
@@ -37,6 +37,12 @@ TASKS: dict[str, Entry | Lazy] = {
     ),
     "movielens-seen": Entry(
         "MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings, ratings.DEFAULTS
+    ),
+    "movielens-liked": Entry(
+        "MovieLens: does a user like a movie? (FedSubAvg, section 5)",
+        liked.load,
+        liked.settings,
+        liked.DEFAULTS,
     ),
     "ratings": Entry(
         "your own table of user, item, rating", ratings.load, ratings.settings, ratings.DEFAULTS
