@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.plugins import Lazy, find, find_all, names
-from partwise.tasks import liked, movielens, planted, ratings, tags
+from partwise.tasks import clicks, liked, movielens, planted, ratings, tags
 from partwise.tasks.base import (
     Entry,
     Setting,
@@ -55,6 +55,12 @@ TASKS: dict[str, Entry | Lazy] = {
     ),
     "tags-planted": Entry(
         "generated posts to tags, at any size", tags.load_generated, tags.settings, tags.DEFAULTS
+    ),
+    "clicks": Entry(
+        "Amazon ratings as clicks, deep interest network (FedSubAvg, section 5)",
+        clicks.load,
+        clicks.settings,
+        clicks.DEFAULTS,
     ),
     "handwriting": Lazy(
         "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",
