@@ -1,4 +1,5 @@
-"""Metrics are pairs of sums that add up; a mean is taken once, at the end."""
+"""Metrics are pairs of sums that add up; a mean is taken once, at the end. Those that are no mean (the area under
+the ROC curve) are of the pooled scores and labels of all examples."""
 
 from __future__ import annotations
 
@@ -62,6 +63,62 @@ def _finished(finish: Callable[[float], float] | None, value: Any, weight: Any) 
         return float("nan")
     mean = float(value) / float(weight)
     return float(finish(mean)) if finish else mean
+
+
+class Pairs(NamedTuple):
+    """A score and a label for every example; `held` says which are there at all (others are padding)."""
+
+    scores: Any
+    labels: Any
+    held: Any
+
+
+Measured = dict[str, Sums | Pairs]  # every metric of a client, by name
+
+
+class UndefinedError(ValueError):
+    """A metric has no value for these examples; the message says why."""
+
+
+def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The chance that an example with a label above 0 has a higher score than one without; ties count half.
+
+    Exact: ranks are added up as whole numbers. NaN if a score is.
+    """
+    positive = np.asarray(labels) > 0
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        raise UndefinedError(_one_class(num_positive, num_negative))
+    if np.isnan(scores).any():
+        return float("nan")
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    doubled_ranks = 2 * np.cumsum(counts) - counts + 1  # of equal scores the middle, twice
+    doubled = int(doubled_ranks[inverse][positive].sum()) - num_positive * (num_positive + 1)
+    return doubled / (2 * num_positive * num_negative)
+
+
+def _one_class(num_positive: int, num_negative: int) -> str:
+    if not num_positive and not num_negative:
+        return "there are no examples"
+    which = "positive" if num_positive else "negative"
+    return f"all {num_positive + num_negative} labels are {which}, and both kinds are needed"
+
+
+def over_pairs(
+    pairs: Mapping[str, Pairs], finish: Mapping[str, Callable[[np.ndarray, np.ndarray], float]]
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Every metric of pooled pairs, None where it has no value; and the reasons for that."""
+    values: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
+    for name, pooled in pairs.items():
+        held = np.asarray(pooled.held, bool)
+        try:
+            values[name] = float(
+                finish[name](np.asarray(pooled.scores)[held], np.asarray(pooled.labels)[held])
+            )
+        except UndefinedError as error:
+            values[name], reasons[name] = None, str(error)
+    return values, reasons
 
 
 def to_host(tree: Any) -> Any:

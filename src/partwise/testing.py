@@ -19,7 +19,7 @@ from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
-from partwise.model.spec import training_losses
+from partwise.model.spec import Pooled, training_losses
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -103,9 +103,11 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
     assert training.shape == (size,), "the training loss must have one value per example"
     assert model.weight(batch).shape == (size,), "the weight must have one value per example"
     for name, metric in model.metrics.items():
-        assert metric.values(outputs, batch).shape == (size,), (
-            f"metric '{name}' must have one value per example"
-        )
+        if isinstance(metric, Pooled):
+            shapes = {metric.scores(outputs, batch).shape, metric.labels(batch).shape}
+        else:
+            shapes = {metric.values(outputs, batch).shape}
+        assert shapes == {(size,)}, f"metric '{name}' must have one value per example"
     _assert_close(partition.merge(*partition.split(params)), params, 0)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partwise.data import ClientStore, by_client, by_example, by_order
+from partwise.data import ClientStore, by_client, by_example, by_order, by_value
 from partwise.types import UserError
 
 shares = (
@@ -89,3 +89,13 @@ def test_seeds_are_not_negative():
 def test_order_needs_its_column():
     with pytest.raises(UserError, match="unknown column 'when'"):
         by_order(make([3]), by="when")
+
+
+@given(sizes, st.integers(-1, 150))
+def test_examples_up_to_a_value_and_beyond_it(counts, last):
+    store = make(counts)
+    early, late = by_value(store, "time", last)
+    for position in range(store.num_clients):
+        times = np.sort(store.examples(position)["time"])
+        assert early.examples(position)["time"].tolist() == times[times <= last].tolist()
+        assert late.examples(position)["time"].tolist() == times[times > last].tolist()

@@ -10,7 +10,7 @@ import jax
 from partwise.aggregation.mean import Aggregator
 from partwise.aggregation.total import Report
 from partwise.client.state import Client, Progress, received_slices, whole_leaves
-from partwise.metrics import Sums
+from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice, everything, own
@@ -24,7 +24,7 @@ class Algorithm(NamedTuple):
     client:      what a client does in a round, from what it holds to its report
     personalize: what a client does before it uses the model: rebuild its local part from all its examples, from
                  fresh values or from those it had (or nothing, if there is no local part)
-    evaluate:    the metrics of a client as sums
+    evaluate:    the metrics of a client, as sums or as pairs of scores and labels
     choose:      which keys a client asks for, by key space (see `choices`)
     check:       raises if the algorithm does not fit this client's model and data
     """
@@ -33,7 +33,7 @@ class Algorithm(NamedTuple):
     partition: Partition
     client: Callable[[Client], Report]
     personalize: Callable[[Client, Progress], Progress]
-    evaluate: Callable[[Client], dict[str, Sums]]
+    evaluate: Callable[[Client], Measured]
     aggregator: Aggregator
     optimizer: Optimizer
     choose: Mapping[str, Choice]

@@ -19,7 +19,7 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples
 from partwise.client.state import Client, begin, local_values, read
 from partwise.data.store import ClientStore
-from partwise.metrics import Sums
+from partwise.metrics import Measured, Sums
 from partwise.model.partition import Partition
 from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import client_numbers, own_keys
@@ -117,8 +117,8 @@ class Device:
         rebuilt = self._personalize(local, *self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
-    def evaluate(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> dict[str, Sums]:
-        """The client's metrics as sums."""
+    def evaluate(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> Measured:
+        """The client's metrics, as sums or as pairs of scores and labels."""
         return self._evaluate(*self._given(message, examples, asked))
 
     def predict(

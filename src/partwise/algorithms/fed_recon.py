@@ -15,7 +15,7 @@ from partwise.client.reconstruct import Reconstruct
 from partwise.client.split import Split, everything
 from partwise.client.state import Client, Progress, begin, total_weight, with_deltas
 from partwise.client.update import Update
-from partwise.metrics import Sums, zero_sums
+from partwise.metrics import Measured, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
@@ -56,7 +56,7 @@ def fed_recon(
     def personalize(client: Client, start: Progress) -> Progress:
         return reconstruct(_phase(client, 0), start, everything)
 
-    def recon_eval(client: Client) -> dict[str, Sums]:
+    def recon_eval(client: Client) -> Measured:
         rebuilt = reconstruct(_phase(client, 0), begin(client), evaluated.support)
         return evaluate(client, rebuilt, evaluated.query)
 

@@ -85,4 +85,4 @@ def _metric(evaluation: Any) -> str:
     if not evaluation:
         return ""
     name = next((name for name in evaluation if name != "loss"), "loss")
-    return f"{name} {evaluation[name]:.4f}"
+    return f"{name} undefined" if evaluation[name] is None else f"{name} {evaluation[name]:.4f}"

@@ -58,13 +58,23 @@ def _metrics(told: Mapping[str, Any]) -> None:
         best = told["best"].get(name)
         table.add_row(
             name,
-            f"{told['test'][name]:.4f}",
-            f"{spread['mean']:.4f}" if "mean" in spread else "-",
+            _number(told["test"][name]),
+            _number(spread.get("mean")),
             f"{spread['p5']:.3f} .. {spread['p95']:.3f}" if "p5" in spread else "-",
             f"{best:.4f}" if best is not None else "-",
         )
     out.print(table)
+    _undefined(told["test"])
     warn_not_finite(told["not_finite"], "test")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _undefined(metrics: Mapping[str, Any]) -> None:
+    for name, reason in metrics.get("undefined", {}).items():
+        say(f"{name} has no value for these clients: {reason}.")
 
 
 def warn_not_finite(names: Sequence[str], split: str) -> None:
@@ -94,8 +104,9 @@ def evaluation(result: Mapping[str, Any], title: str) -> None:
     """Metrics of a recorded run."""
     table = Table("metric", "pooled", "mean over clients", title=title)
     for name, spread in result["over_clients"].items():
-        table.add_row(name, f"{result[name]:.4f}", f"{spread.get('mean', float('nan')):.4f}")
+        table.add_row(name, _number(result[name]), _number(spread.get("mean")))
     out.print(table)
+    _undefined(result)
 
 
 def predictions(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:

@@ -32,6 +32,13 @@ class Examples(NamedTuple):
     start: jax.Array
     count: jax.Array
     longest: jax.Array  # the largest `count` among the clients that run side by side
+    most: int | None = None  # the largest `count` of any client at all; None: as many as there are rows
+
+    @property
+    def capacity(self) -> int:
+        """Room for the examples of any client."""
+        arrays = {**self.columns, **self.positions}
+        return next(iter(arrays.values())).shape[0] if self.most is None else self.most
 
 
 class Schedule(NamedTuple):

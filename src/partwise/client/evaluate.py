@@ -1,8 +1,6 @@
-"""Metrics of one client, as sums (RECONEVAL's second half: FedRecon, section 4.1)."""
+"""Metrics of one client, as sums or as pairs (RECONEVAL's second half: FedRecon, section 4.1)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,32 +8,60 @@ import jax.numpy as jnp
 from partwise.client.batches import Drawn, Schedule, over_batches
 from partwise.client.split import Subset
 from partwise.client.state import Client, Progress, local_values, read
-from partwise.metrics import Sums, zero_sums
+from partwise.metrics import Measured, Pairs, Sums, zero_sums
+from partwise.model.spec import Batch, Metric, Model, Pooled
 
 BATCH = 64
 
 
-def evaluate(client: Client, progress: Progress, query: Subset) -> dict[str, Sums]:
-    """Every metric of the model (and its loss) over a subset of the client's examples."""
-    model = client.model
+def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
+    """Every metric of the model (and its loss) over a subset of the client's examples.
 
-    def body(i: jax.Array, drawn: Drawn, sums: dict[str, Sums]) -> dict[str, Sums]:
+    A `Pooled` metric is the scores and labels of that subset, in its order and padded.
+    """
+    model = client.model
+    losses = {"loss": Metric(model.loss)}
+    metrics = losses | dict(model.metrics)
+
+    def body(i: jax.Array, drawn: Drawn, so_far: Measured) -> Measured:
         rows, need = read(client, progress, drawn)
         server = {**client.received.frozen, **progress.shared, **rows}
         params = client.partition.merge(server, local_values(client, progress))
         outputs = model.predict(params, need.batch, client.rng)
-        values: dict[str, Any] = {"loss": model.loss(outputs, need.batch)}
-        values |= {name: metric.values(outputs, need.batch) for name, metric in model.metrics.items()}
-        weigh = {name: metric.weight or model.weight for name, metric in model.metrics.items()}
-        masked = lambda each: jnp.sum(jnp.where(need.mask, each, 0))
         return {
-            name: Sums(
-                total.value + masked(values[name]),
-                total.weight + masked(weigh.get(name, model.weight)(need.batch)),
-            )
-            for name, total in sums.items()
+            name: _put(so_far[name], metric, outputs, need.batch, need.mask, i)
+            if isinstance(metric, Pooled)
+            else _add(so_far[name], metric, model, outputs, need.batch, need.mask)
+            for name, metric in metrics.items()
         }
 
-    return over_batches(
-        body, dict.fromkeys(["loss", *model.metrics], zero_sums()), client.examples, query, Schedule(BATCH)
+    nothing = {
+        name: _room(client.examples.capacity) if isinstance(metric, Pooled) else zero_sums()
+        for name, metric in metrics.items()
+    }
+    return over_batches(body, nothing, client.examples, query, Schedule(BATCH))
+
+
+def _add(
+    total: Sums | Pairs, metric: Metric, model: Model, outputs: jax.Array, batch: Batch, mask: jax.Array
+) -> Sums:
+    masked = lambda each: jnp.sum(jnp.where(mask, each, 0))
+    value, weight = metric.values(outputs, batch), (metric.weight or model.weight)(batch)
+    return Sums(total[0] + masked(value), total[1] + masked(weight))
+
+
+def _room(most: int) -> Pairs:
+    """Whole batches of pairs, none of them there yet."""
+    size = -(-max(most, 1) // BATCH) * BATCH
+    return Pairs(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+
+
+def _put(
+    pairs: Sums | Pairs, metric: Pooled, outputs: jax.Array, batch: Batch, mask: jax.Array, step: jax.Array
+) -> Pairs:
+    """The batch's pairs in their places; a lane that is done goes on with batches of which nothing is held."""
+    values = (metric.scores(outputs, batch), metric.labels(batch), mask)
+    at = lambda array, part: jax.lax.dynamic_update_slice_in_dim(
+        array, part.astype(array.dtype), step * BATCH, 0
     )
+    return Pairs(*map(at, pairs, values))

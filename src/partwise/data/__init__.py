@@ -2,7 +2,7 @@
 
 from partwise.data.build import build_store, write_store
 from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
-from partwise.data.holdout import by_client, by_example, by_order
+from partwise.data.holdout import by_client, by_example, by_order, by_value
 from partwise.data.planted import Truth, oracle
 from partwise.data.planted_tags import generate_tags
 from partwise.data.store import ClientStore, open_store
@@ -17,6 +17,7 @@ __all__ = [
     "by_client",
     "by_example",
     "by_order",
+    "by_value",
     "generate_tags",
     "generate_writers",
     "open_planted",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from partwise.data.ragged import owners
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
@@ -45,6 +46,18 @@ def by_order(
     cuts = _cuts(store.counts, fractions)
     ordered = store if by is None else store.reorder(by=by)
     return tuple(ordered.narrow(first, last - first) for first, last in itertools.pairwise(cuts))
+
+
+def by_value(store: ClientStore, by: str, last: float) -> tuple[ClientStore, ClientStore]:
+    """Each client's examples up to a value of a column (a time), and those beyond it, in its order. Both parts have
+    every client, perhaps with 0 examples."""
+    ordered = store.reorder(by=by)
+    early = ordered.columns[by] <= last
+    counts = np.bincount(owners(ordered.counts)[early], minlength=ordered.num_clients)
+    return (
+        ordered.narrow(np.zeros_like(counts), counts),
+        ordered.narrow(counts, ordered.counts - counts),
+    )
 
 
 def _cuts(counts: np.ndarray, fractions: Sequence[float]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Ma
     left, right = figure.subplots(1, 2)
     left.plot([r["round"] for r in records], [r["train"]["loss"] for r in records], color=INK, linewidth=0.8)
     left.set(xlabel="round", ylabel="training loss", yscale="log")
-    rounds, values = [r["round"] for r in evaluated], [r["evaluation"][metric] for r in evaluated]
+    rounds, values = [r["round"] for r in evaluated], [_plotted(r["evaluation"][metric]) for r in evaluated]
     right.plot(rounds, values, color=INK, marker="o", markersize=3, label="validation clients")
-    right.axhline(summary["test"][metric], color=QUIET, linewidth=0.8, label="test clients, at the end")
+    if summary["test"][metric] is not None:
+        right.axhline(summary["test"][metric], color=QUIET, linewidth=0.8, label="test clients, at the end")
     if metric in summary["best"]:
         best = summary["best"][metric]
         right.axhline(best, color="#b03a2e", linestyle="--", label="best reachable on test clients")
@@ -33,6 +35,11 @@ def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Ma
     right.legend(frameon=False, fontsize=8)
     figure.suptitle(f"{summary['algorithm']} on {summary['task']}, seed {summary['seed']}", fontsize=10)
     save_picture(path, figure)
+
+
+def _plotted(value: float | None) -> float:
+    """A metric that is undefined leaves a gap."""
+    return math.nan if value is None else value
 
 
 def _first_metric(test: Mapping[str, Any]) -> str:

@@ -46,12 +46,14 @@ def summarize_run(
 
 
 def not_finite(metrics: Mapping[str, Any]) -> list[str]:
-    """The metrics that are no finite number, or are not for some client, although there were examples."""
+    """The metrics that are no finite number, or are not for some client, although there were examples.
+
+    One that is undefined for these examples is not among them."""
     if not metrics["clients"]:
         return []
-    over_clients = metrics["over_clients"]
+    known = {name: spread for name, spread in metrics["over_clients"].items() if metrics[name] is not None}
     return [
         name
-        for name in over_clients
-        if not (math.isfinite(metrics[name]) and math.isfinite(over_clients[name]["mean"]))
+        for name, spread in known.items()
+        if not (math.isfinite(metrics[name]) and math.isfinite(spread.get("mean", 0)))
     ]

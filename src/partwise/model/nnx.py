@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from partwise.model.spec import Batch, Metric, Model, one_per_example
+from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
 from partwise.types import UserError
 
 try:
@@ -19,7 +19,7 @@ except ImportError:  # pragma: no cover - without the extra
 def nnx_model(
     build: Callable[[nnx.Rngs], Any],
     loss: Callable[[jax.Array, Batch], jax.Array],
-    metrics: Mapping[str, Metric] | None = None,
+    metrics: Mapping[str, Metric | Pooled] | None = None,
     *,
     call: Callable[[Any, Batch], jax.Array] = lambda module, batch: module(batch),
     weight: Callable[[Batch], jax.Array] = one_per_example,

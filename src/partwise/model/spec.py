@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from partwise.metrics import area_under_curve
 from partwise.types import Params
 
 Batch = dict[str, jax.Array]
@@ -33,6 +35,25 @@ class Metric(NamedTuple):
     weight: Callable[[Batch], jax.Array] | None = None
 
 
+class Pooled(NamedTuple):
+    """A metric of the scores and labels of all evaluated examples together, which no mean of values can tell.
+
+    `finish` runs on the host; it may raise `metrics.UndefinedError`, with the reason.
+    """
+
+    scores: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
+    labels: Callable[[Batch], jax.Array]  # batch -> [B]
+    finish: Callable[[np.ndarray, np.ndarray], float]  # (scores, labels) -> value
+    higher_is_better: bool = True
+
+
+def auc(
+    label: str, scores: Callable[[jax.Array, Batch], jax.Array] = lambda outputs, batch: outputs
+) -> Pooled:
+    """The area under the ROC curve of the scores, against the column `label` (above 0: positive)."""
+    return Pooled(scores, lambda batch: batch[label], area_under_curve)
+
+
 def one_per_example(batch: Batch) -> jax.Array:
     """The weight of plain examples."""
     return jnp.ones(next(iter(batch.values())).shape[0], jnp.float32)
@@ -44,7 +65,7 @@ class Model(NamedTuple):
     init:    rng -> parameters
     predict: (parameters, batch, rng) -> outputs, first axis the example
     loss:    (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several)
-    metrics: name -> Metric; the first is the one shown while training
+    metrics: name -> Metric or Pooled; the first is the one shown while training
     weight:  batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens)
     train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted is too
              dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the same
@@ -53,7 +74,7 @@ class Model(NamedTuple):
     init: Callable[[jax.Array], Params]
     predict: Callable[[Params, Batch, jax.Array], jax.Array]
     loss: Callable[[jax.Array, Batch], jax.Array]
-    metrics: Mapping[str, Metric] = {}
+    metrics: Mapping[str, Metric | Pooled] = {}
     weight: Callable[[Batch], jax.Array] = one_per_example
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
 

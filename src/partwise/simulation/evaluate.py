@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from partwise import tree
 from partwise.algorithms.base import Algorithm, Build, whole_model
+from partwise.client.evaluate import BATCH
 from partwise.data.store import ClientStore
-from partwise.metrics import Sums, over_clients, over_examples, to_host
-from partwise.model.spec import Model
+from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
+from partwise.model.spec import Metric, Model, Pooled
 from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
@@ -51,18 +53,33 @@ class Evaluator:
         self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
         self._size = max(min(CLIENTS_PER_CALL, each.num_clients) for each in stores)
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
-        self._program = _compile(build, self.mesh, self._capacities, self._choose)
+        self._most = max(int(each.counts.max(initial=1)) for each in stores)
+        self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
         self._staged: tuple[Any, stage.Plan] | None = None
 
     def of(self, store: ClientStore) -> Evaluator:
-        """The same evaluation of other clients, with the same program if they were among `others`."""
+        """The same evaluation of other clients, with the same program if they fit into it, as `others` do."""
+        if not self._fits(store):
+            return Evaluator(self.build, self.rates, store, seed=self.seed)
         other = copy.copy(self)
         other.store, other._staged = store, None
         other._num_rows = max(self._num_rows, _largest_block(store, self._size))
         return other
 
+    def _fits(self, store: ClientStore) -> bool:
+        """Whether there is room for the largest of these clients and for its keys."""
+        needed = stage.capacities_of(store, self.algorithm.partition, self._choose)
+        room = all(needed[space] <= self._capacities[space] for space in needed)
+        return room and store.counts.max(initial=1) <= self._most
+
     def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
-        """Every metric of every client, as sums [clients], in the store's order.
+        """Every metric that is a mean, of every client, as sums [clients], in the store's order."""
+        return self.measure(params, rates)[0]
+
+    def measure(
+        self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None
+    ) -> tuple[dict[str, Sums], dict[str, Pairs]]:
+        """Sums [clients] in the store's order, and the pairs [examples] of pooled metrics in no order.
 
         `params` may have leaves that are not needed; `rates` replace those that were given before.
         """
@@ -70,19 +87,24 @@ class Evaluator:
         needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
         rng = round_rng(self.seed, EVALUATION_ROUND)
         empty = lambda: np.zeros(self.store.num_clients)
-        parts = {name: Sums(empty(), empty()) for name in (*self.algorithm.model.metrics, "loss")}
+        pooled = _pooled(self.algorithm.model)
+        summed = [name for name in (*self.algorithm.model.metrics, "loss") if name not in pooled]
+        sums = {name: Sums(empty(), empty()) for name in summed}
+        pairs: dict[str, list[Pairs]] = {name: [] for name in pooled}
         for first in range(0, self.store.num_clients, max(self._size, 1)):
             shelf, plan = self._stage(first)
             result = to_host(self._program(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
-            for name, sums in result.items():
-                for target, found in zip(parts[name], sums, strict=True):
+            for name, total in sums.items():
+                for target, found in zip(total, result[name], strict=True):
                     target[first + order[order >= 0]] = found[order >= 0]
-        return parts
+            for name, blocks in pairs.items():
+                blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
+        return sums, {name: _joined(blocks) for name, blocks in pairs.items()}
 
     def __call__(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Any]:
         """Metrics pooled over examples, and mean and percentiles over clients."""
-        return summarize(self.algorithm.model, self.sums(params, rates))
+        return summarize(self.algorithm.model, *self.measure(params, rates))
 
     def _model_bytes(self) -> int:
         """What a client works on, about: all but the tables of which it reads single rows."""
@@ -104,6 +126,8 @@ class Evaluator:
         cohort = np.full((1, size), -1)
         cohort[0, : len(positions)] = np.arange(len(positions))
         lanes = 1 if fills_a_core(self._model_bytes()) else min(LANES, -(-size // self.mesh.size))
+        if _pooled(self.algorithm.model):  # every lane has room for the largest client's pairs
+            lanes = min(lanes, max(2 * num_rows // self._most, 1))
         plan = stage.plan(population, cohort, self.mesh.size, lanes)
         plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
         values = stage.values_per_example(self.store, partition)
@@ -125,7 +149,21 @@ def _largest_block(store: ClientStore, size: int) -> int:
     return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
 
 
-def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice]) -> Any:
+def _pooled(model: Model) -> dict[str, Pooled]:
+    return {name: metric for name, metric in model.metrics.items() if isinstance(metric, Pooled)}
+
+
+def _joined(blocks: Sequence[Pairs]) -> Pairs:
+    """The pairs of all blocks; of none, none."""
+    nothing = Pairs(np.zeros(0), np.zeros(0), np.zeros(0, bool))
+    return Pairs(*(np.concatenate(parts) for parts in zip(nothing, *blocks, strict=True)))
+
+
+def _compile(
+    build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice], most: int
+) -> Any:
+    """`most` is the size of the largest client. Pairs of pooled metrics lie where their client's rows do."""
+
     def on_device(
         rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
     ) -> Any:
@@ -133,14 +171,21 @@ def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Map
         received = receive(algorithm.partition, params)
         plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
 
-        def chunk(carry: None, share: stage.Plan) -> tuple[None, Any]:
-            lane = lambda slot: algorithm.evaluate(
-                lane_client(algorithm, received, shelf, slot, share.longest, rng, capacities, choose)
-            )
-            return carry, over_lanes(lane, share.slots)
+        num_rows = next(iter({**shelf.columns, **shelf.positions}.values())).shape[0]
+        room = lambda dtype: jnp.zeros(num_rows, dtype)
+        nothing = {name: Pairs(room(float), room(float), room(bool)) for name in _pooled(algorithm.model)}
 
-        _, sums = jax.lax.scan(chunk, None, plan)
-        return jax.tree_util.tree_map(lambda x: x[None], sums)
+        def lane(slot: stage.Slots, longest: jax.Array) -> Measured:
+            client = lane_client(algorithm, received, shelf, slot, longest, rng, capacities, choose)
+            return algorithm.evaluate(client._replace(examples=client.examples._replace(most=most)))
+
+        def chunk(pairs: dict[str, Pairs], share: stage.Plan) -> tuple[dict[str, Pairs], Any]:
+            measured = over_lanes(lane, share.slots, share.longest)
+            fresh = {name: measured.pop(name) for name in pairs}
+            return {name: _lay_down(pairs[name], fresh[name], share) for name in pairs}, measured
+
+        pairs, sums = jax.lax.scan(chunk, nothing, plan)
+        return jax.tree_util.tree_map(lambda x: x[None], {**sums, **pairs})
 
     mapped = jax.shard_map(
         on_device, mesh=mesh, in_specs=(P(), P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
@@ -148,14 +193,31 @@ def _compile(build: Build, mesh: Any, capacities: Mapping[str, int], choose: Map
     return jax.jit(mapped, compiler_options=compiler_options())
 
 
-def summarize(model: Model, sums: Mapping[str, Sums]) -> dict[str, Any]:
-    """What is told of an evaluation."""
-    finish = {name: metric.finish for name, metric in model.metrics.items()}
-    sums = {name: sums[name] for name in (*model.metrics, "loss")}
+def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:
+    """Put every lane's pairs [lanes, room] where its client's rows are, as far as the longest client goes."""
+
+    def block(i: jax.Array, pairs: Pairs) -> Pairs:
+        part = Pairs(*(jax.lax.dynamic_slice_in_dim(x, i * BATCH, BATCH, axis=1) for x in fresh))
+        rows = share.slots.start[:, None] + i * BATCH + jnp.arange(BATCH)
+        rows = jnp.where(part.held, rows, pairs.held.shape[0]).ravel()
+        return Pairs(*(x.at[rows].set(p.ravel(), mode="drop") for x, p in zip(pairs, part, strict=True)))
+
+    return jax.lax.fori_loop(0, -(-share.longest // BATCH), block, pairs)
+
+
+def summarize(model: Model, sums: Mapping[str, Sums], pairs: Mapping[str, Pairs]) -> dict[str, Any]:
+    """What is told of an evaluation; a metric without a value is None, and `undefined` says why."""
+    names = (*model.metrics, "loss")
+    pooled = _pooled(model)
+    finish = {name: metric.finish for name, metric in model.metrics.items() if isinstance(metric, Metric)}
+    values, undefined = over_pairs(pairs, {name: metric.finish for name, metric in pooled.items()})
+    values |= over_examples(sums, finish)
     held = next(iter(sums.values())).weight > 0
+    spread = over_clients(sums, finish) | {name: {"clients": int(held.sum())} for name in pooled}
     return {
-        **over_examples(sums, finish),
+        **{name: values[name] for name in names},
         "clients": int(held.sum()),
         "clients_without_examples": int((~held).sum()),
-        "over_clients": over_clients(sums, finish),
+        "over_clients": {name: spread[name] for name in names},
+        **({"undefined": undefined} if undefined else {}),
     }

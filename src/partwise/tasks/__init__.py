@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.plugins import Lazy, find, find_all, names
-from partwise.tasks import movielens, planted, ratings, sentiment, tags
+from partwise.tasks import clicks, liked, movielens, planted, ratings, sentiment, tags
 from partwise.tasks.base import (
     Entry,
     Setting,
@@ -38,6 +38,12 @@ TASKS: dict[str, Entry | Lazy] = {
     "movielens-seen": Entry(
         "MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings, ratings.DEFAULTS
     ),
+    "movielens-liked": Entry(
+        "MovieLens: does a user like a movie? (FedSubAvg, section 5)",
+        liked.load,
+        liked.settings,
+        liked.DEFAULTS,
+    ),
     "ratings": Entry(
         "your own table of user, item, rating", ratings.load, ratings.settings, ratings.DEFAULTS
     ),
@@ -55,6 +61,12 @@ TASKS: dict[str, Entry | Lazy] = {
         sentiment.load,
         sentiment.settings,
         sentiment.DEFAULTS,
+    ),
+    "clicks": Entry(
+        "Amazon ratings as clicks, deep interest network (FedSubAvg, section 5)",
+        clicks.load,
+        clicks.settings,
+        clicks.DEFAULTS,
     ),
     "handwriting": Lazy(
         "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",

@@ -21,6 +21,20 @@ SELECT_DEFAULTS: Mapping[str, Any] = {
     "simulation.rounds_per_call": 5,
 }
 
+# What the tasks of Federated Submodel Averaging have in common. Its appendix D.3 is not public: epoch, batch and
+# rate are those of the authors' code for Amazon, the weighting is that of the paper's equations.
+SUBMODEL_DEFAULTS: Mapping[str, Any] = {
+    "algorithm": "fed_avg",
+    "rounds": 200,
+    "update.rate": 0.1,
+    "update.epochs": 1,
+    "update.max_steps": None,
+    "update.batch_size": 4,
+    "server.optimizer": "sgd",
+    "server.rate": 1.0,
+    "server.weighting": "uniform",
+}
+
 
 class Setting(NamedTuple):
     """A model, the roles of its parameters, and the columns of the data that it reads."""

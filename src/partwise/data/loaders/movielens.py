@@ -30,11 +30,20 @@ class Release(NamedTuple):
     users: int
     items: int
     ratings: int
+    users_file: str
+    users_separator: bytes
+    users_fields: tuple[str, ...]
 
 
 RELEASES = {
-    "1m": Release("ml-1m", "ratings.dat", b"::", "c4d9eecfca2ab87c1945afe126590906", 6040, 3706, 1_000_209),
-    "100k": Release("ml-100k", "u.data", b"\t", "0e33842e24a9c977be4e0107933c0723", 943, 1682, 100_000),
+    "1m": Release(
+        *("ml-1m", "ratings.dat", b"::", "c4d9eecfca2ab87c1945afe126590906", 6040, 3706, 1_000_209),
+        *("users.dat", b"::", ("user", "gender", "age", "occupation", "zip")),
+    ),
+    "100k": Release(
+        *("ml-100k", "u.data", b"\t", "0e33842e24a9c977be4e0107933c0723", 943, 1682, 100_000),
+        *("u.user", b"|", ("user", "age", "gender", "occupation", "zip")),
+    ),
 }
 FIELDS = ("user", "item", "rating", "time")
 TYPES = {"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time": pa.int64()}
@@ -45,10 +54,8 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
 
     Without a path, the environment variable PARTWISE_DATA says where to look.
     """
-    if size not in RELEASES:
-        raise unknown("MovieLens size", size, RELEASES)
-    release = RELEASES[size]
-    source = _locate(path, release)
+    release = find_release(size)
+    source = locate(path, release)
     text, where, info = _read(source, release)
     table = _parse(text, release, where)
     _check_ratings(table, text, where)
@@ -59,7 +66,15 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
     return dataclasses.replace(store, info={**store.info, **counts, "published_counts": published})
 
 
-def _locate(path: str | Path | None, release: Release) -> Path:
+def find_release(size: str) -> Release:
+    """A release by name."""
+    if size not in RELEASES:
+        raise unknown("MovieLens size", size, RELEASES)
+    return RELEASES[size]
+
+
+def locate(path: str | Path | None, release: Release) -> Path:
+    """The zip, or the ratings file."""
     download = f"https://files.grouplens.org/datasets/movielens/{release.name}.zip"
     how = f"download {download} and pass its path"
     expected = f"give the path of {release.name}.zip ({download}) or its folder"
@@ -78,18 +93,19 @@ def _read(source: Path, release: Release) -> tuple[bytes, str, dict[str, Any]]:
     if source.suffix == ".zip" or data[:2] == b"PK":
         md5 = hashlib.md5(data, usedforsecurity=False).hexdigest()
         info |= {"zip_md5": md5, "official_zip": md5 == release.zip_md5}
-        data, where = _unzip(data, source, release)
+        data, where = unzip(data, source, release.file, release)
     return data, where, info | {"sha256": hashlib.sha256(data).hexdigest()}
 
 
-def _unzip(data: bytes, source: Path, release: Release) -> tuple[bytes, str]:
+def unzip(data: bytes, source: Path, file: str, release: Release) -> tuple[bytes, str]:
+    """A file of the zip whose bytes are given, and its name for messages."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             names = archive.namelist()
-            member = next((name for name in names if Path(name).name == release.file), None)
+            member = next((name for name in names if Path(name).name == file), None)
             if member is None:
                 raise UserError(
-                    f"{source} holds no {release.file}, but {', '.join(names[:12])}: give {release.name}.zip"
+                    f"{source} holds no {file}, but {', '.join(names[:12])}: give {release.name}.zip"
                 )
             return archive.read(member), f"{source}/{member}"
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
@@ -101,7 +117,7 @@ def _parse(text: bytes, release: Release, where: str) -> dict[str, np.ndarray]:
         raise UserError(f"{where} is empty: expected lines of {_expected(release)}")
     if not text.endswith(b"\n"):
         last = text.count(b"\n") + 1
-        raise _bad_line(where, last, text[text.rfind(b"\n") + 1 :], "a line end (the file may be truncated)")
+        raise bad_line(where, last, text[text.rfind(b"\n") + 1 :], "a line end (the file may be truncated)")
     try:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(text.replace(release.separator, b"\t")),
@@ -121,7 +137,7 @@ def _check_ratings(table: dict[str, np.ndarray], text: bytes, where: str) -> Non
     outside = np.flatnonzero(~((rating >= 0.5) & (rating <= 5)))  # NaN is outside too
     if len(outside):
         index = int(outside[0])
-        raise _bad_line(where, index + 1, text.split(b"\n", index + 1)[index], "a rating from 0.5 to 5")
+        raise bad_line(where, index + 1, text.split(b"\n", index + 1)[index], "a rating from 0.5 to 5")
 
 
 def _check_pairs(store: ClientStore, text: bytes, release: Release, where: str) -> None:
@@ -133,7 +149,7 @@ def _check_pairs(store: ClientStore, text: bytes, release: Release, where: str) 
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         first = seen.setdefault(tuple(line.split(release.separator)[:2]), number)
         if first != number:
-            raise _bad_line(
+            raise bad_line(
                 where, number, line, f"one rating per user and item (line {first} has the same two)"
             )
 
@@ -147,7 +163,7 @@ def _find_bad_line(text: bytes, release: Release, where: str, reason: str) -> Us
                 raise ValueError
             _ = int(fields[0]), int(fields[1]), float(fields[2]), int(fields[3])
         except ValueError:
-            return _bad_line(where, number, line, _expected(release))
+            return bad_line(where, number, line, _expected(release))
     return UserError(f"{where} cannot be read ({reason}): expected lines of {_expected(release)}")
 
 
@@ -155,7 +171,8 @@ def _expected(release: Release) -> str:
     return f"'{release.separator.decode()}'.join(user, item, rating, time), all numbers".replace("\t", "\\t")
 
 
-def _bad_line(where: str, number: int, line: bytes, expected: str) -> UserError:
+def bad_line(where: str, number: int, line: bytes, expected: str) -> UserError:
+    """The error that names a line."""
     shown = line[:80].decode("latin-1").rstrip("\r")
     return UserError(
         f"{where}, line {number}: {shown!r}; expected {expected}. Download the file again or mend it"

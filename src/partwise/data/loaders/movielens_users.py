@@ -1,0 +1,83 @@
+"""Gender and age of MovieLens users: `users.dat` (1m) or `u.user` (100k), beside the ratings.
+
+Ages are the seven groups of the 1m release; the years of the 100k release are put into the same groups.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from partwise.data.loaders.movielens import Release, bad_line, find_release, locate, unzip
+from partwise.data.store import ClientStore
+from partwise.types import UserError
+
+GENDERS = ("F", "M")
+AGES = (1, 18, 25, 35, 45, 50, 56)  # a group is named by the least age in it; 1: under 18
+
+
+def with_users(store: ClientStore, path: str | Path | None = None, size: str = "1m") -> ClientStore:
+    """A store of `movielens.load`, with `gender` and `age` (numbers in GENDERS and AGES) beside every rating."""
+    release = find_release(size)
+    text, where = _read(locate(path, release), release)
+    users = _parse(text, release, where)
+    missing = [user for user in store.client_ids.tolist() if user not in users]
+    if missing:
+        raise UserError(
+            f"{where} has no line for {len(missing)} of the {store.num_clients} users with ratings, the first: "
+            f"user {missing[0]}; take both files from one release"
+        )
+    each = np.array([users[user] for user in store.client_ids.tolist()], np.int32).reshape(-1, 2)
+    gender, age = np.repeat(each, store.counts, axis=0).T
+    return store.with_columns(gender=gender, age=age)
+
+
+def _read(source: Path, release: Release) -> tuple[bytes, str]:
+    """The users file of the zip, or the one beside the ratings file."""
+    data = source.read_bytes() if source.suffix == ".zip" else source.open("rb").read(2)
+    if data[:2] == b"PK":
+        return unzip(source.read_bytes(), source, release.users_file, release)
+    beside = source.with_name(release.users_file)
+    if not beside.is_file():
+        raise UserError(
+            f"there is no {release.users_file} beside {source}, and gender and age come from it: put it there, or "
+            f"give {release.name}.zip"
+        )
+    return beside.read_bytes(), str(beside)
+
+
+def _parse(text: bytes, release: Release, where: str) -> dict[int, tuple[int, int]]:
+    """user -> (gender, age)."""
+    if not text.strip():
+        raise UserError(f"{where} is empty: expected lines of {_expected(release)}")
+    users: dict[int, tuple[int, int]] = {}
+    for number, line in enumerate(text.removesuffix(b"\n").split(b"\n"), start=1):
+        values = line.rstrip(b"\r").decode("latin-1").split(release.users_separator.decode())
+        fields = dict(zip(release.users_fields, values, strict=False))
+        try:
+            if len(values) != len(release.users_fields):
+                raise ValueError
+            user, gender = int(fields["user"]), GENDERS.index(fields["gender"])
+            age = _group(int(fields["age"]), release)
+        except ValueError:
+            raise bad_line(where, number, line, _expected(release)) from None
+        if user in users:
+            raise bad_line(where, number, line, f"one line per user, and user {user} has one already")
+        users[user] = (gender, age)
+    return users
+
+
+def _group(age: int, release: Release) -> int:
+    """The group of an age; the 1m release names groups, the 100k release years."""
+    if release.name == "ml-1m":
+        return AGES.index(age)
+    if not 0 < age < 130:
+        raise ValueError
+    return int(np.searchsorted(AGES, age, side="right")) - 1
+
+
+def _expected(release: Release) -> str:
+    ages = ", ".join(map(str, AGES)) if release.name == "ml-1m" else "a whole number of years"
+    names = release.users_separator.decode().join(release.users_fields)
+    return f"{names}, gender F or M, age {ages}"

@@ -1,0 +1,126 @@
+"""Does a user like the next item? The deep interest network (Zhou et al., 2018) on Amazon ratings, as in Federated
+Submodel Averaging, section 5.1.
+
+Every item of a user's history is weighed by a small network that sees it beside the target item; the weighted sum
+is the user's interest in the target. User vectors are keyed by user, item vectors by item (targets and histories
+alike); the networks are shared.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise.data import holdout
+from partwise.data.loaders import amazon_clicks
+from partwise.data.store import ClientStore
+from partwise.model.partition import keyed, partition
+from partwise.model.spec import Batch, Metric, Model, auc, lookup
+from partwise.tasks.base import SUBMODEL_DEFAULTS, Setting, Task, cohort_size
+
+ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
+HIDDEN = (80, 40)
+SCALE = 0.05  # of the initial vectors
+DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 100}
+
+
+def deep_interest_network(num_users: int, num_items: int, dim: int = 18) -> Model:
+    """Outputs are logits."""
+    widths = (3 * dim, *HIDDEN, 1)
+    layers = [str(i) for i in range(len(widths) - 1)]
+
+    def init(rng: jax.Array) -> dict[str, Any]:
+        user, item, first, last, *others = jax.random.split(rng, 4 + len(layers))
+        glorot = jax.nn.initializers.glorot_uniform()
+        vectors = lambda rng, rows: jax.random.uniform(rng, (rows, dim), jnp.float32, -SCALE, SCALE)
+        return {
+            "user": vectors(user, num_users),
+            "item": vectors(item, num_items),
+            "attention": {
+                "kernel": glorot(first, (4 * dim, ATTENTION)),
+                "bias": jnp.zeros(ATTENTION),
+                "out": glorot(last, (ATTENTION, 1))[:, 0],
+                "out_bias": jnp.zeros(()),
+            },
+            "layers": {
+                name: {"kernel": glorot(own, (inputs, units)), "bias": jnp.zeros(units)}
+                for name, own, inputs, units in zip(layers, others, widths[:-1], widths[1:], strict=True)
+            },
+        }
+
+    def predict(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        target = lookup(params["item"], batch["item"])
+        history = lookup(params["item"], batch["history"])  # zeros where there is none
+        weights = attend(params["attention"], history, target)
+        interest = jnp.einsum("bl,bld->bd", weights, history)
+        x = jnp.concatenate([lookup(params["user"], batch["user"]), target, interest], axis=-1)
+        for name in layers[:-1]:
+            x = jax.nn.relu(_dense(params["layers"][name], x))
+        return _dense(params["layers"][layers[-1]], x)[:, 0]
+
+    def losses(logits: jax.Array, batch: Batch) -> jax.Array:
+        return optax.sigmoid_binary_cross_entropy(logits, batch["label"])
+
+    def right(logits: jax.Array, batch: Batch) -> jax.Array:
+        return ((logits > 0) == (batch["label"] > 0)) * 1.0
+
+    return Model(
+        init, predict, losses, {"auc": auc("label"), "accuracy": Metric(right, higher_is_better=True)}
+    )
+
+
+def _dense(layer: Any, x: jax.Array) -> jax.Array:
+    return x @ layer["kernel"] + layer["bias"]
+
+
+def attend(params: Any, history: jax.Array, target: jax.Array) -> jax.Array:
+    """[B, L, d] and [B, d] -> [B, L], the weight of every item of the history: a network of the item, the target,
+    their difference and their product. Weights are not normalised (Zhou et al., section 4.3).
+
+    The first layer of [h, t, h - t, h * t] is linear in h, so it is one product of h with a matrix of the target:
+    a quarter of the arithmetic of the product with all four.
+    """
+    of_item, of_target, of_difference, of_product = jnp.split(params["kernel"], 4)
+    kernels = of_item + of_difference + target[:, :, None] * of_product  # [B, d, units]
+    biases = target @ (of_target - of_difference) + params["bias"]
+    hidden = jax.nn.relu(jnp.einsum("bld,bdu->blu", history, kernels) + biases[:, None])
+    return hidden @ params["out"] + params["out_bias"]
+
+
+def settings(num_users: int, num_items: int, dim: int = 18) -> tuple[Setting, Setting]:
+    """One setting: there is nothing local in it."""
+    model = deep_interest_network(num_users, num_items, dim)
+    roles = {"user": keyed("user"), "item": keyed("item")}
+    parts = partition(model, roles, columns={"item": ("item", "history")})
+    setting = Setting(model, parts, ("user", "item", "history", "label"))
+    return setting, setting
+
+
+def load(
+    data: str | None = None,
+    *,
+    length: Annotated[int, "items of a history, the last ones"] = 50,
+    dim: Annotated[int, "size of the vectors"] = 18,
+    min_ratings: Annotated[int, "ratings of a user, at least (raw ratings)"] = 40,
+    split_time: Annotated[int, "the last second of training (raw ratings)"] = 1_385_000_000,
+) -> Task:
+    """Seen users, by time. Of `amazon_train.tsv` 80 % of each user's rows train, of raw ratings (a CSV file) those
+    up to `split_time`. Of a user's later rows the first half validates, the second tests."""
+    store = amazon_clicks.load(data, length, min_ratings)
+    if "time" in store.columns:
+        train, later = holdout.by_value(store, "time", split_time)
+        validation, test = holdout.by_order(later, (0.5, 0.5), by=None)
+    else:
+        train, validation, test = holdout.by_order(store, by=None)
+    return clicks_task(train, validation, test, dim=dim)
+
+
+def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, dim: int = 18) -> Task:
+    """A task from stores with the columns `user`, `item`, `history` and `label`."""
+    options = {"num_users": train.num_keys("user"), "num_items": train.num_keys("item"), "dim": dim}
+    personal, stateful = settings(**options)
+    given = DEFAULTS | {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
+    return Task("clicks", train, validation, test, personal, stateful, options, given, seen=True)
