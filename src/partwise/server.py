@@ -92,6 +92,7 @@ class ServerState(NamedTuple):
 
     params: Mapping[str, jax.Array]  # every leaf the server stores, flat, keyed leaves rows first
     optimizer: Any
+    aggregator: Mapping[str, Mapping[str, Any]] = {}  # what it carries (see aggregation.mean)
 
 
 def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -100,11 +101,16 @@ def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...
     return tuple(path for path in params if path not in frozen)
 
 
-def init_state(partition: Partition, optimizer: Optimizer, params: Mapping[str, jax.Array]) -> ServerState:
+def init_state(
+    partition: Partition,
+    optimizer: Optimizer,
+    params: Mapping[str, jax.Array],
+    aggregator: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ServerState:
     """The state before the first round."""
     params = {path: jax.lax.convert_element_type(leaf, leaf.dtype) for path, leaf in params.items()}
     moving = {path: params[path] for path in trainable(partition, params)}
-    return ServerState(params, optimizer.transform.init(moving))
+    return ServerState(params, optimizer.transform.init(moving), aggregator or {})
 
 
 def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
@@ -114,18 +120,17 @@ def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array]
     changes, new_state = optimizer.transform.update(gradients, state.optimizer, moving)
     moved = optax.apply_updates(moving, changes)
     kept = tree.where(active, (moved, new_state), (moving, state.optimizer))
-    return ServerState({**state.params, **kept[0]}, kept[1])
+    return ServerState({**state.params, **kept[0]}, kept[1], state.aggregator)
 
 
 def map_tables(
     partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any
 ):
-    """Apply `function(leaf, space, *leaves of others)` to keyed leaves and to their optimizer state alike."""
+    """Apply `function(leaf, space, *leaves of others)` to keyed leaves, to their optimizer state and to what the
+    aggregator carries alike."""
     keyed = partition.of("keyed")
-    spaces = {
-        path: partition.roles[path].space if path in keyed else ""
-        for path in trainable(partition, state.params)
-    }
+    space_of = lambda path: partition.roles[path].space if path in keyed else ""
+    spaces = {path: space_of(path) for path in trainable(partition, state.params)}
     on_leaf = lambda leaf, space, *rest: (
         function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
     )
@@ -141,7 +146,18 @@ def map_tables(
         transform_non_params=lambda leaf: "",
     )
     slots = jax.tree_util.tree_map(on_leaf, state.optimizer, labels, *(other.optimizer for other in others))
-    return ServerState(params, slots)
+    carried = {
+        name: {
+            word: on_leaf(
+                leaf,
+                word if word in partition.spaces else space_of(word),
+                *(other.aggregator[name][word] for other in others),
+            )
+            for word, leaf in by_word.items()
+        }
+        for name, by_word in state.aggregator.items()
+    }
+    return ServerState(params, slots, carried)
 
 
 def take_rows(

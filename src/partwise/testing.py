@@ -67,7 +67,7 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
         total = zero_total(_all_shared(), {"x": jnp.zeros(3)}, ("x",))
         for i in order:
             total = add_report(_all_shared(), total, reports[i], aggregator.weigh(reports[i]), {})
-        return aggregator.decode(_all_shared(), total)
+        return aggregator.decode(_all_shared(), total, aggregator.init(_all_shared()))[0]
 
     _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)
     _assert_close(decode([0, 1, 2, 3]), decode([0, 1, 2]), tol)

@@ -42,7 +42,7 @@ def total_of(parts, aggregator, reports):
 
 def test_weighted_mean_is_over_all_examples_not_over_the_holders_of_a_row(parts):
     total = total_of(parts, mean(), REPORTS)
-    found = mean().decode(parts, total)
+    found = mean().decode(parts, total, {})[0]
     np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
     row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
     np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [2 / 8, 4 / 8]])
@@ -51,7 +51,7 @@ def test_weighted_mean_is_over_all_examples_not_over_the_holders_of_a_row(parts)
 
 
 def test_uniform_mean_counts_clients_with_examples(parts):
-    found = mean(uniform).decode(parts, total_of(parts, mean(uniform), REPORTS))
+    found = mean(uniform).decode(parts, total_of(parts, mean(uniform), REPORTS), {})[0]
     np.testing.assert_allclose(found["bias"], [15])
     np.testing.assert_allclose(found["table"][0], [4, 5])
 
@@ -61,14 +61,14 @@ def test_mean_over_holders_divides_a_row_by_the_weight_of_those_who_hold_it(part
     aggregator = mean(over_holders=("item",))
     total = total_of(parts, aggregator, REPORTS)
     np.testing.assert_allclose(total.held["item"], [8, 0, 0, 2])
-    found = aggregator.decode(parts, total)
+    found = aggregator.decode(parts, total, {})[0]
     np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
     row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
     np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [1, 2]])
 
 
 def test_the_order_of_reports_does_not_matter(parts):
-    means = [mean().decode(parts, total_of(parts, mean(), r)) for r in itertools.permutations(REPORTS)]
+    means = [mean().decode(parts, total_of(parts, mean(), r), {})[0] for r in itertools.permutations(REPORTS)]
     for other in means[1:]:
         np.testing.assert_allclose(other["table"], means[0]["table"], rtol=1e-6)
 
@@ -82,5 +82,5 @@ def test_nobody_means_no_update(parts, aggregator):
     total = total_of(parts, aggregator, REPORTS[2:])
     assert total.weight == 0
     assert total.clients == 0
-    for path, update in aggregator.decode(parts, total).items():
+    for path, update in aggregator.decode(parts, total, {})[0].items():
         np.testing.assert_array_equal(update, np.zeros_like(START[path]))

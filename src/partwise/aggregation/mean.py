@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,22 @@ import jax.numpy as jnp
 from partwise.aggregation.total import Report, Total
 from partwise.model.partition import Partition
 
+# What an aggregator carries from round to round: by name, and there by key space or path of a leaf (in both cases
+# rows of tables, which are cut and checkpointed as the tables are), or by any other word.
+Carried = Mapping[str, Mapping[str, Any]]
+
 
 class Aggregator(NamedTuple):
-    """weigh: report -> weight of the client (0: it does not take part); decode: total -> mean update;
-    held: the key spaces whose holders the total must sum, for `decode`."""
+    """weigh:  report -> weight of the client (0: it does not take part)
+    decode: (partition, total, what it carries) -> (mean update, what it carries on)
+    held:   the key spaces whose holders the total must sum, for `decode`
+    init:   partition -> what it carries at the start
+    """
 
     weigh: Callable[[Report], jax.Array]
-    decode: Callable[[Partition, Total], Mapping[str, jax.Array]]
+    decode: Callable[[Partition, Total, Carried], tuple[Mapping[str, jax.Array], Carried]]
     held: tuple[str, ...] = ()
+    init: Callable[[Partition], Carried] = lambda partition: {}
 
 
 def by_examples(report: Report) -> jax.Array:
@@ -38,7 +46,7 @@ def mean(
     the row. A row that only one client can hold then takes that client's update whole: its state, kept on the
     server (FedRecon, footnote 4)."""
 
-    def decode(partition: Partition, total: Total) -> dict[str, jax.Array]:
+    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
         result = {}
         for path, summed in total.update.items():
             space = partition.roles[path].space if path in partition.roles else ""
@@ -47,6 +55,6 @@ def mean(
             result[path] = summed * (
                 1 / jnp.where(weight > 0, weight, 1)
             )  # XLA fuses a product, not a division
-        return result
+        return result, carried
 
     return Aggregator(weigh, decode, over_holders)

@@ -22,6 +22,7 @@ class Report(NamedTuple):
     update: Mapping[str, jax.Array]  # shared leaves: the change; keyed leaves: the change of its own rows
     weight: jax.Array  # n_i = weight of the query set; 0 if it is empty
     loss: Sums  # of the batches it trained on
+    keep: Mapping[str, jax.Array] = {}  # stays with the client until its next round; never sent
 
 
 class Total(NamedTuple):

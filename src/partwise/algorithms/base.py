@@ -14,7 +14,7 @@ from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice, everything, own
-from partwise.server import Optimizer
+from partwise.server import Optimizer, ServerState, init_state
 from partwise.types import UserError, unknown
 
 
@@ -26,6 +26,8 @@ class Algorithm(NamedTuple):
                  fresh values or from those it had (or nothing, if there is no local part)
     evaluate:    the metrics of a client, as sums or as pairs of scores and labels
     choose:      which keys a client asks for, by key space (see `choices`)
+    keeps:       the leaves of which a client keeps something of its own from round to round (`Client.kept`,
+                 `Report.keep`): such an algorithm is for clients that come back
     check:       raises if the algorithm does not fit this client's model and data
     """
 
@@ -38,6 +40,7 @@ class Algorithm(NamedTuple):
     optimizer: Optimizer
     choose: Mapping[str, Choice]
     check: Callable[[Client], None] | None = None
+    keeps: tuple[str, ...] = ()
 
 
 # Rates by name -> algorithm. Called inside the compiled function, so that rates are values, not constants:
@@ -69,6 +72,13 @@ def whole_model(partition: Partition) -> dict[str, Choice]:
 def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:
     """The leaves that the server stores, before training."""
     return algorithm.partition.split(algorithm.model.init(rng))[0]
+
+
+def init_server(algorithm: Algorithm, rng: jax.Array) -> ServerState:
+    """All that the server has before the first round."""
+    partition = algorithm.partition
+    carried = algorithm.aggregator.init(partition)
+    return init_state(partition, algorithm.optimizer, init_params(algorithm, rng), carried)
 
 
 def change(client: Client, progress: Progress) -> dict[str, jax.Array]:

@@ -80,7 +80,9 @@ class Device:
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
-        self._report = jax.jit(lambda *given: algorithm.client(self._client(*given)))
+        self._report = jax.jit(
+            lambda kept, *given: algorithm.client(self._client(*given)._replace(kept=kept))
+        )
         self._personalize = jax.jit(self._personalized)
         self._evaluate = jax.jit(lambda *given: algorithm.evaluate(self._client(*given)))
         self._predict = jax.jit(self._predictions)
@@ -96,14 +98,38 @@ class Device:
 
     def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
         """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
+        return self.report_and_keep(message, examples, asked)[0]
+
+    def report_and_keep(
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[bytes, dict[str, np.ndarray]]:
+        """The same of a client that keeps something between its rounds: what it kept (nothing before the first),
+        and what it keeps now."""
         asked = asked or self.ask(examples)
-        report = self._report(*self._given(message, examples, asked))
-        update = {}
-        for path, change in report.update.items():
-            role = self.algorithm.partition.roles.get(path)
-            keep = len(asked.keys[role.space]) if role and role.space else None
-            update[path] = np.asarray(change) if keep is None else np.asarray(change)[:keep]
-        return to_bytes(update, {"weight": float(report.weight), "loss": [float(x) for x in report.loss]})
+        given = self._given(message, examples, asked)
+        report = self._report(self._before(kept, given[0]), *given)
+        mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
+        header = {"weight": float(report.weight), "loss": [float(x) for x in report.loss]}
+        return to_bytes(mine(report.update), header), mine(report.keep)
+
+    def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
+        """Without what fills a slice up."""
+        role = self.algorithm.partition.roles.get(path)
+        return np.asarray(leaf)[: len(asked.keys[role.space])] if role and role.space else np.asarray(leaf)
+
+    def _before(
+        self, kept: Mapping[str, np.ndarray] | None, tables: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """What the client kept, filled up as its slices are; zeros if it kept nothing yet."""
+        keyed, shapes = self.algorithm.partition.of("keyed"), self.algorithm.partition.shapes
+        if kept is None:
+            like = lambda path: tables[path] if path in keyed else shapes[path]
+            return {path: np.zeros(like(path).shape, shapes[path].dtype) for path in self.algorithm.keeps}
+        return {path: _padded(rows) if path in keyed else rows for path, rows in kept.items()}
 
     def personalize(
         self,

@@ -33,7 +33,9 @@ from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.selection import slices
 
 Optimizer = float | jax.Array | optax.GradientTransformation
-Penalty = Callable[[Any], jax.Array]  # of the local part, added to the mean loss
+# The gradient of what a procedure adds to the loss, by group and path: of a client's whole part, rows that a batch
+# does not name among it.
+Extra = Callable[[Progress], Mapping[str, Mapping[str, jax.Array]]]
 
 
 class Trained(NamedTuple):
@@ -50,7 +52,7 @@ def fit(
     schedule: Schedule,
     optimizer: Optimizer,
     groups: tuple[Group, ...],
-    penalty: Penalty | None = None,
+    extra: Extra | None = None,
 ) -> Trained:
     """Train the named groups on a subset of the client's examples."""
     if "keyed" in groups:
@@ -65,14 +67,12 @@ def fit(
 
         def objective(parts: dict) -> tuple[jax.Array, Sums]:
             here = put_parts(now, parts)
-            value, total = batch_loss(client, here, parts.get("keyed", rows), need.batch, need.mask, rng)
-            if penalty is not None:
-                value = value + jnp.where(need.mask.any(), penalty(here.local), 0)
-            return value, total
+            return batch_loss(client, here, parts.get("keyed", rows), need.batch, need.mask, rng)
 
         parts = get_parts(now._replace(keyed=rows), groups)
         gradients, total = jax.grad(objective, has_aux=True)(parts)
-        now, state = move.step(client, now, gradients, state, need, need.mask.any(), groups)
+        more = extra(now) if extra else {}
+        now, state = move.step(client, now, gradients, more, state, need, need.mask.any(), groups)
         return now, state, add_sums(sums, total)
 
     progress, _, loss = over_batches(step, start, client.examples, subset, schedule)
@@ -87,17 +87,25 @@ class _Move(NamedTuple):
 def _sgd(rate: float | jax.Array) -> _Move:
     """p <- p - rate * gradient; of rows the batch's only: exact, because the others' gradient is zero."""
 
-    def step(client, now, gradients, state, need, active, groups):
-        change = jax.tree_util.tree_map(lambda g: jnp.where(active, -rate * g, 0), gradients)
+    def step(client, now, gradients, more, state, need, active, groups):
+        change, pushed = jax.tree_util.tree_map(
+            lambda g: jnp.where(active, -rate * g, 0), (gradients, dict(more))
+        )
         dense = tuple(group for group in groups if group != "keyed")
         moved: dict[str, Any] = jax.tree_util.tree_map(
             jnp.add, get_parts(now, dense), {group: change[group] for group in dense}
         )
         if "keyed" in groups:
             moved["keyed"] = _add_rows(client, now.keyed, change["keyed"], need)
-        return put_parts(now, moved), state
+        return put_parts(now, _with(moved, pushed)), state
 
     return _Move(lambda *given: (), step)
+
+
+def _with(parts: Mapping[str, Any], more: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, Any]:
+    """Parts by group and path, with more added to some."""
+    add = lambda part, extra: part | {path: part[path] + x for path, x in extra.items()}
+    return {group: add(part, more.get(group, {})) for group, part in parts.items()}
 
 
 def _add_rows(
@@ -122,12 +130,12 @@ def _optax(optimizer: optax.GradientTransformation) -> _Move:
             parts["keyed"] |= {path: rows + parts["keyed"][path] for path, rows in received.items()}
         return parts
 
-    def step(client, now, gradients, state, need, active, groups):
+    def step(client, now, gradients, more, state, need, active, groups):
         old = get_parts(now, groups)
         if "keyed" in groups:
             zeros = jax.tree_util.tree_map(jnp.zeros_like, old["keyed"])
             gradients = gradients | {"keyed": _add_rows(client, zeros, gradients["keyed"], need)}
-        changes, new_state = optimizer.update(gradients, state, values(client, now, groups))
+        changes, new_state = optimizer.update(_with(gradients, more), state, values(client, now, groups))
         new = tree.where(active, optax.apply_updates(old, changes), old)
         return put_parts(now, new), tree.where(active, new_state, state)
 

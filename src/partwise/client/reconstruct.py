@@ -35,11 +35,10 @@ def by_steps(schedule: Schedule, optimizer: Optimizer, pull: Any = 0.0) -> Recon
         count = jnp.maximum(total_weight(client, support), 1)
         target = anchor(client, progress).local
 
-        def penalty(own: dict[str, jax.Array]) -> jax.Array:
-            squares = [jnp.sum(jnp.square(own[path] - target[path])) for path in own]
-            return pull / count * sum(squares, jnp.zeros(()))
+        def pulling(now: Progress) -> dict[str, dict[str, jax.Array]]:
+            return {"local": {path: 2 * pull / count * (x - target[path]) for path, x in now.local.items()}}
 
-        trained = fit(client, progress, support, schedule, optimizer, ("local",), penalty if pulled else None)
+        trained = fit(client, progress, support, schedule, optimizer, ("local",), pulling if pulled else None)
         return trained.progress
 
     return procedure

@@ -18,13 +18,16 @@ from partwise.selection.slices import Received
 
 
 class Client(NamedTuple):
-    """A client and all it may look at: the model, what it received, its own examples, its own randomness."""
+    """A client and all it may look at: the model, what it received, its own examples, its own randomness, and what
+    it kept from the last round it took part in (zeros before the first), if the algorithm has clients keep
+    anything."""
 
     model: Model
     partition: Partition
     received: Received
     examples: Examples
     rng: jax.Array
+    kept: Mapping[str, jax.Array] = {}  # by path: like the leaf; of keyed leaves, rows of its own keys
 
 
 class Progress(NamedTuple):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from partwise.client.batches import Schedule
-from partwise.client.fit import Optimizer, Trained, fit
+from partwise.client.fit import Extra, Optimizer, Trained, fit
 from partwise.client.solve import solve
 from partwise.client.split import Subset
-from partwise.client.state import Client, Group, Progress
+from partwise.client.state import Client, Group, Progress, received_slices, whole_leaves
 from partwise.metrics import zero_sums
 from partwise.model.partition import DEFAULT
 from partwise.types import UserError
@@ -17,11 +19,35 @@ from partwise.types import UserError
 Update = Callable[[Client, Progress, Subset], Trained]
 
 
-def by_steps(schedule: Schedule, optimizer: Optimizer, joint: bool = False) -> Update:
-    """k_u gradient steps with the local part frozen, or trained along (FedRecon, appendix D)."""
+def by_steps(
+    schedule: Schedule,
+    optimizer: Optimizer,
+    joint: bool = False,
+    extra: Callable[[Client], Extra] | None = None,
+) -> Update:
+    """k_u gradient steps with the local part frozen, or trained along (FedRecon, appendix D); `extra` is what is
+    added to the gradient of the loss."""
     schedule.check("update")
     groups: tuple[Group, ...] = ("shared", "keyed", "local") if joint else ("shared", "keyed")
-    return lambda client, progress, query: fit(client, progress, query, schedule, optimizer, groups)
+    return lambda client, progress, query: fit(
+        client, progress, query, schedule, optimizer, groups, extra(client) if extra else None
+    )
+
+
+def proximal(mu: Any) -> Callable[[Client], Extra]:
+    """The gradient of (mu / 2) |x - x(0)|^2, x(0) being what the client received (FedProx, eq. 2)."""
+
+    def extra(client: Client) -> Extra:
+        received = received_slices(client, whole_leaves(client))
+
+        def gradient(now: Progress) -> dict[str, dict[str, jax.Array]]:
+            shared = {path: mu * (x - client.received.shared[path]) for path, x in now.shared.items()}
+            keyed = {path: mu * (x - received.get(path, 0)) for path, x in now.keyed.items()}
+            return {"shared": shared, "keyed": keyed}
+
+        return gradient
+
+    return extra
 
 
 def by_solving(pull: Any, batch_size: int = 32) -> Update:

@@ -9,23 +9,33 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import optax
-
-from partwise.aggregation import mean
-from partwise.algorithms.base import Algorithm, Build, whole_model
+from partwise.algorithms.base import Algorithm, Build
 from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
-from partwise.client import reconstruct, split, update
+from partwise.algorithms.scaffold import historical, scaffold
+from partwise.client import reconstruct
 from partwise.client.batches import Schedule
-from partwise.config.settings import Config, SplitConfig
+from partwise.config.parts import (
+    make_aggregator,
+    make_choices,
+    make_client_optimizer,
+    make_evaluation_split,
+    make_recruiting,
+    make_schedule,
+    make_server_optimizer,
+    make_split,
+    make_update,
+    one_of,
+    rates_of,
+)
+from partwise.config.settings import Config
 from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.plugins import find, find_all
-from partwise.selection.choose import Choice, parse_choice
-from partwise.server import OPTIMIZERS, Optimizer, make_optimizer
-from partwise.tasks.base import Setting, Task
-from partwise.types import UserError, unknown
+from partwise.tasks.base import Setting, Task, defaults_for
+from partwise.types import UserError
 
 GROUP = "partwise.algorithms"  # of entry points
 
@@ -52,9 +62,9 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
             f"none: use fed_avg or central, or a task of unseen clients"
         )
-    build = _recon_build(task.personal, config)
     store = task.train.select(task.personal.columns)
-    return Prepared(build, _rates(config), store, _recruiting(config), build, task.personal)
+    build = _recon_build(task.personal, config, store)
+    return Prepared(build, rates_of(config), store, make_recruiting(config), build, task.personal)
 
 
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
@@ -66,26 +76,98 @@ def _prepare_fed_select(task: Task, config: Config) -> Prepared:
 
 
 def _prepare_averaging(task: Task, config: Config, make: Callable[..., Algorithm]) -> Prepared:
+    build = lambda setting, store: _averaging_build(setting, config, make, store)
+    return _prepare_stateful(task, config, build)
+
+
+def _prepare_stateful(
+    task: Task, config: Config, make_build: Callable[[Setting, ClientStore], Build]
+) -> Prepared:
+    """An algorithm whose parameters are all the server's."""
     setting = _stateful(task)
-    build = _averaging_build(setting, config, make)
     store = task.train.select(setting.columns)
-    return Prepared(build, _rates(config), store, _recruiting(config), *_evaluation(task, config, build))
+    build = make_build(setting, store)
+    return Prepared(
+        build, rates_of(config), store, make_recruiting(config), *_evaluation(task, config, build)
+    )
+
+
+def _prepare_fed_prox(task: Task, config: Config) -> Prepared:
+    """FedAvg whose clients are held to what they received, by update.proximal."""
+    one_of("update.method", config.update.method, ("steps",))
+    bare = dataclasses.replace(config, select={})
+
+    def make_build(setting: Setting, store: ClientStore) -> Build:
+        aggregator = make_aggregator(setting, bare, store)
+        return lambda rates: fed_prox(
+            setting.model,
+            setting.partition,
+            mu=config.update.proximal,
+            schedule=make_schedule(config),
+            client_optimizer=make_client_optimizer(config.update.optimizer, rates["update"]),
+            optimizer=make_server_optimizer(config, rates),
+            aggregator=aggregator,
+            choose=make_choices(setting, bare),
+        )
+
+    return _prepare_stateful(task, config, make_build)
+
+
+def _prepare_scaffold(task: Task, config: Config) -> Prepared:
+    """Control variates: those of the clients, which are plain SGD, or of the server alone."""
+    one_of("scaffold.control", config.scaffold.control, ("clients", "server"))
+    if config.scaffold.control == "server":
+        return _prepare_averaging(task, dataclasses.replace(config, select={}), _historical(config, task))
+    one_of("update.method", config.update.method, ("steps",))
+    one_of("update.optimizer", config.update.optimizer, ("sgd",))
+    one_of("server.mean", config.server.mean, ("cohort",))
+    one_of("server.weighting", config.server.weighting, ("uniform",))
+    return _prepare_stateful(
+        task,
+        config,
+        lambda setting, store: (
+            lambda rates: scaffold(
+                setting.model,
+                setting.partition,
+                schedule=make_schedule(config),
+                rate=rates["update"],
+                num_clients=store.num_clients,
+                optimizer=make_server_optimizer(config, rates),
+            )
+        ),
+    )
+
+
+def _historical(config: Config, task: Task) -> Callable[..., Algorithm]:
+    size, everyone = config.cohort.size, task.train.num_clients
+    return lambda *given, optimizer, **more: fed_avg(
+        *given, optimizer=historical(optimizer, size, everyone), **more
+    )
 
 
 def _prepare_central(task: Task, config: Config) -> Prepared:
-    """All examples in one place: one client who has everything, one epoch a round, as plain SGD."""
-    setting = _stateful(task)
+    """All examples in one place, as plain SGD: a round is an epoch, or update.max_steps batches of examples drawn
+    from all (FedSubAvg's CentralSGD, with a batch of what its cohort's would be together)."""
+    setting, part = _stateful(task), config.update
     whole = config.changed(
-        {"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}, "select": {}}
+        {
+            "server.optimizer": "sgd",
+            "server.rate": 1.0,
+            "server.settings": {},
+            "server.mean": "cohort",
+            "select": {},
+        }
     )
-    build = _averaging_build(setting, whole.changed({"update.max_steps": None}), fed_avg)
+    build = _averaging_build(setting, whole, fed_avg)
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
-    return Prepared(build, _rates(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
+    if part.max_steps is not None:
+        pooled = pooled.pool(part.max_steps * part.batch_size)
+    return Prepared(build, rates_of(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
 
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
     """What a client that has the trained model does with it, and its rates."""
-    return _recon_build(setting, config), _rates(config)
+    return _recon_build(setting, config), rates_of(config)
 
 
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
@@ -104,11 +186,12 @@ def _stateful(task: Task) -> Setting:
     return task.stateful
 
 
-def _recon_build(setting: Setting, config: Config) -> Build:
+def _recon_build(setting: Setting, config: Config, store: ClientStore | None = None) -> Build:
     part, here = config.reconstruct, make_split(config.split)
-    _one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
-    _client_optimizer(part.optimizer, part.rate)
-    choose = _choose(setting, config)
+    one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
+    make_client_optimizer(part.optimizer, part.rate)
+    choose = make_choices(setting, config)
+    aggregator = make_aggregator(setting, config, store)
 
     def build(rates: Mapping[str, Any]):
         if part.method == "solve":
@@ -117,132 +200,93 @@ def _recon_build(setting: Setting, config: Config) -> Build:
             rebuild = reconstruct.skip()
         else:
             schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
-            optimizer = _client_optimizer(part.optimizer, rates["reconstruct"])
+            optimizer = make_client_optimizer(part.optimizer, rates["reconstruct"])
             rebuild = reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
         return fed_recon(
             setting.model,
             setting.partition,
             split=here,
             reconstruct=rebuild,
-            update=_update(config, rates),
-            optimizer=_server_optimizer(config, rates),
-            aggregator=_aggregator(setting, config),
+            update=make_update(config, rates),
+            optimizer=make_server_optimizer(config, rates),
+            aggregator=aggregator,
             choose=choose,
             passes=config.update.passes,
-            evaluation_split=_evaluation_split(config),
+            evaluation_split=make_evaluation_split(config),
             check=reconstruct.check_solvable if part.method == "solve" else None,
         )
 
     return build
 
 
-def _averaging_build(setting: Setting, config: Config, make: Callable[..., Algorithm]) -> Build:
-    choose = _choose(setting, config)
+def _averaging_build(
+    setting: Setting, config: Config, make: Callable[..., Algorithm], store: ClientStore | None = None
+) -> Build:
+    choose = make_choices(setting, config)
+    aggregator = make_aggregator(setting, config, store)
     return lambda rates: make(
         setting.model,
         setting.partition,
-        update=_update(config, rates),
-        optimizer=_server_optimizer(config, rates),
-        aggregator=_aggregator(setting, config),
+        update=make_update(config, rates),
+        optimizer=make_server_optimizer(config, rates),
+        aggregator=aggregator,
         choose=choose,
     )
 
 
-def _choose(setting: Setting, config: Config) -> dict[str, Choice]:
-    """Which keys clients ask for: as the configuration says; else all that could matter."""
-    known = {space: text for space, text in config.select.items() if space in setting.partition.spaces}
-    if len(known) < len(config.select):
-        name = next(space for space in config.select if space not in known)
-        raise unknown("key space of select", name, setting.partition.spaces)
-    return whole_model(setting.partition) | {space: parse_choice(text) for space, text in known.items()}
-
-
-def _update(config: Config, rates: Mapping[str, Any]) -> update.Update:
-    part = config.update
-    _one_of("update.method", part.method, ("steps", "solve"))
-    if part.method == "solve":
-        return update.by_solving(part.pull)
-    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
-    return update.by_steps(schedule, _client_optimizer(part.optimizer, rates["update"]), part.joint)
-
-
-def make_split(part: SplitConfig, section: str = "split") -> split.Split:
-    """A split function by name."""
-    _one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
-    if part.kind == "alternate":
-        return split.alternate(part.batch_size)
-    return split.halves(part.percent) if part.kind == "halves" else split.none()
-
-
-def _evaluation_split(config: Config) -> split.Split:
-    if config.evaluation_split.kind != "same":
-        return make_split(config.evaluation_split, "evaluation_split")
-    none = config.split.kind == "none"
-    return make_split(dataclasses.replace(config.split, kind="alternate") if none else config.split)
-
-
-def _client_optimizer(name: str, rate: Any) -> Any:
-    """SGD is just its rate; anything else by name."""
-    if name not in OPTIMIZERS:
-        raise unknown("client optimizer", name, OPTIMIZERS)
-    optimizer = make_optimizer(name, rate)
-    if optimizer.rows == "asked":
-        raise UserError(
-            f"'{name}' is an optimizer of the server, which knows the rows that its clients asked for; "
-            f"on a client use {name.removeprefix('lazy_')}"
-        )
-    return rate if name == "sgd" else optimizer.transform
-
-
-def _server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
-    _one_of("server.schedule", config.server.schedule, ("constant", "cosine"))
-    rate = rates["server"]
-    if config.server.schedule == "cosine":
-        rate = optax.cosine_decay_schedule(rate, max(config.rounds, 1))
-    return make_optimizer(config.server.optimizer, rate, **config.server.settings)
-
-
-def _aggregator(setting: Setting, config: Config) -> mean.Aggregator:
-    _one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
-    _one_of("server.mean", config.server.mean, ("cohort", "holders"))
-    weigh = mean.by_examples if config.server.weighting == "examples" else mean.uniform
-    everywhere = tuple(setting.partition.spaces) if config.server.mean == "holders" else setting.own_spaces
-    return mean.mean(weigh, everywhere)
-
-
-def _recruiting(config: Config) -> Recruiting:
-    return Recruiting(**dataclasses.asdict(config.cohort))
-
-
-def _rates(config: Config) -> dict[str, float]:
-    rates = {
-        "reconstruct": config.reconstruct.rate,
-        "update": config.update.rate,
-        "server": config.server.rate,
-    }
-    if config.reconstruct.pull > 0 or config.reconstruct.method == "solve":
-        rates["pull"] = config.reconstruct.pull
-    return rates
-
-
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise unknown(f"value of {key}", value, known)
-
-
 class AlgorithmEntry(NamedTuple):
-    """An algorithm by name."""
+    """An algorithm by name; `defaults` are settings that it wants otherwise than a task has them for all."""
 
     summary: str
     prepare: Callable[[Task, Config], Prepared]
+    defaults: Mapping[str, Any] = {}
 
 
 ALGORITHMS: dict[str, AlgorithmEntry] = {
     "fed_recon": AlgorithmEntry("Federated Reconstruction (Singhal et al., 2021)", _prepare_fed_recon),
     "fed_select": AlgorithmEntry("Federated Select (Charles et al., 2022)", _prepare_fed_select),
+    "fed_sub_avg": AlgorithmEntry(
+        "Federated Submodel Averaging: FedAvg with server.mean = heat (Ding et al., 2022)",
+        _prepare_fed_avg,
+        {"server.mean": "heat"},
+    ),
     "fed_avg": AlgorithmEntry("Federated Averaging, any server optimizer", _prepare_fed_avg),
-    "central": AlgorithmEntry("centralised SGD on pooled data; a round is an epoch", _prepare_central),
+    "fed_prox": AlgorithmEntry(
+        "FedProx: FedAvg whose clients stay near what they received (Li et al., 2020)",
+        _prepare_fed_prox,
+        {"update.proximal": 0.01},
+    ),
+    "scaffold": AlgorithmEntry(
+        "SCAFFOLD: control variates against client drift (Karimireddy et al., 2020)",
+        _prepare_scaffold,
+        {"server.weighting": "uniform"},
+    ),
+    "fed_adagrad": AlgorithmEntry(
+        "FedAdagrad: FedAvg with server.optimizer = adagrad (Reddi et al., 2021)",
+        _prepare_fed_avg,
+        {"server.optimizer": "adagrad", "server.rate": 0.1},
+    ),
+    "fed_adam": AlgorithmEntry(
+        "FedAdam: FedAvg with server.optimizer = adam (Reddi et al., 2021)",
+        _prepare_fed_avg,
+        {"server.optimizer": "adam", "server.rate": 0.01},
+    ),
+    "fed_yogi": AlgorithmEntry(
+        "FedYogi: FedAvg with server.optimizer = yogi (Reddi et al., 2021)",
+        _prepare_fed_avg,
+        {"server.optimizer": "yogi", "server.rate": 0.01},
+    ),
+    "central": AlgorithmEntry(
+        "centralised SGD on pooled data; a round is an epoch, or update.max_steps batches",
+        _prepare_central,
+        {"update.max_steps": None},
+    ),
 }
+
+
+def settings_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """A task's settings (its `defaults`) for an algorithm."""
+    return defaults_for(defaults, algorithm, find_algorithm(algorithm).defaults)
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:

@@ -75,6 +75,7 @@ class UpdateConfig:
     joint: bool = key(False, "train the local part along")
     passes: int = key(1, "how often reconstruction and update follow one another in a round", 1)
     pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
+    proximal: float = key(0.0, "fed_prox's mu: how strongly steps are held to what was received", 0, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,22 @@ class ServerConfig:
     rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
     schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
     weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
-    mean: str = key("cohort", "a keyed row's mean over the cohort, or over the holders of its key")
+    mean: str = key(
+        "cohort",
+        "a keyed row's mean over the cohort, over the holders of its key in it, or over the cohort and "
+        "corrected by heat (counted over all clients) or seen (its estimate from the cohorts so far)",
+    )
+    cap: float | None = key(None, "largest factor that heat gives a row; none: no bound", 1, LARGEST)
     settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ScaffoldConfig:
+    """Where scaffold keeps control variates."""
+
+    control: str = key(
+        "clients", "scaffold: every client keeps its own (clients), or the server one (server)"
+    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +143,7 @@ class Config:
     update: UpdateConfig = field(default_factory=UpdateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     select: Mapping[str, str] = field(default_factory=dict)
+    scaffold: ScaffoldConfig = field(default_factory=ScaffoldConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
 

@@ -173,13 +173,16 @@ class ClientStore:
         check_sortable(by, self.columns)
         return self._pack(rows[np.lexsort((self.columns[by][rows], owners(self.counts)))])
 
-    def pool(self) -> ClientStore:
-        """One client, `all`, that owns every row: for centralised training."""
+    def pool(self, size: int | None = None) -> ClientStore:
+        """One client, `all`, that owns every row, for centralised training; or one for every `size` rows in turn,
+        a last rest of fewer rows with the one before."""
         whole = self if self.packed() else self.gather()
-        total = np.array([self.num_examples])
-        return dataclasses.replace(
-            whole, starts=np.zeros_like(total), counts=total, client_ids=np.array(["all"])
-        )
+        total = self.num_examples
+        parts = max(total // size, 1) if size else 1
+        starts = np.arange(parts) * (size or 0)
+        counts = np.diff(np.append(starts, total))
+        names = np.array(["all"] if size is None else [f"all {i}" for i in range(parts)])
+        return dataclasses.replace(whole, starts=starts, counts=counts, client_ids=names)
 
     def blocks(self, max_rows: int = ROWS_PER_BLOCK) -> Iterator[Block]:
         """All clients in order, in packed blocks of about `max_rows` rows, or fewer if rows are wide."""

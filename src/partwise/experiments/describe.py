@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithms.base import whole_model
-from partwise.config.algorithms import find_algorithm
+from partwise.config.algorithms import find_algorithm, settings_for
 from partwise.config.options import explain_options
 from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
@@ -16,7 +16,7 @@ from partwise.experiments.resolve import resolve
 from partwise.model.partition import DEFAULT, Description
 from partwise.selection.choose import choose_all, mean_keys
 from partwise.selection.keys import client_numbers, own_keys
-from partwise.tasks import algorithm_of, defaults_for, find_task
+from partwise.tasks import algorithm_of, find_task
 
 SAMPLE = 1000  # clients whose keys are counted
 
@@ -55,7 +55,7 @@ def list_settings(name: str | None, algorithm: str | None = None) -> list[dict[s
     if name is not None:
         entry = find_task(name)
         known = entry.defaults if entry.defaults is not None else entry.load(None).defaults
-        config = config.changed({"task": name} | defaults_for(known, algorithm or algorithm_of(known)))
+        config = config.changed({"task": name} | settings_for(known, algorithm or algorithm_of(known)))
         options = explain_options(entry.load)
     return [
         {"key": key, "value": value, "meaning": meaning}

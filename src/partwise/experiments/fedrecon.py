@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.config.algorithms import prepare
+from partwise.config.algorithms import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.experiments.picture import INK, QUIET, bars_beside, save_picture
 from partwise.experiments.run import Progress, make_evaluator
 from partwise.experiments.sweep import RATES, Trial, best_of, grid_of, sweep
-from partwise.tasks import Task, defaults_of, load_task
+from partwise.tasks import Task, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
 AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
@@ -121,7 +121,7 @@ class Kitchen:
             self._tasks[key] = load_task(recipe.task, self.data, **options)
         task = self._tasks[key]
         config = Config(task=recipe.task).changed(
-            defaults_of(task, recipe.changes.get("algorithm", "fed_recon")) | dict(recipe.changes)
+            settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon")) | dict(recipe.changes)
         )
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 

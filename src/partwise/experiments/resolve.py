@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from partwise.config.algorithms import settings_for
 from partwise.config.options import read_options
 from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
-from partwise.tasks import Entry, Task, algorithm_of, defaults_of, find_task, is_named, load_task
+from partwise.tasks import Entry, Task, algorithm_of, find_task, is_named, load_task
 from partwise.types import UserError
 
 
@@ -26,7 +27,7 @@ def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> t
     asked = Config(task=name).changed(given)
     task = _load(name, asked.data) if isinstance(task, str) else _unchanged(task, asked.data)
     algorithm = given.get("algorithm", algorithm_of(task.defaults))
-    config = Config(task=name).changed(defaults_of(task, algorithm)).changed(given)
+    config = Config(task=name).changed(settings_for(task.defaults, algorithm)).changed(given)
     return task, dataclasses.replace(config, data=dict(task.loaded))
 
 

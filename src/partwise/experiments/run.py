@@ -104,7 +104,7 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     saved = folder.last_checkpoint() if folder else None
     simulation = make_simulation(prepared, config, saved.header["lanes"] if saved else 0)
     if saved:
-        simulation.state, simulation.round = saved.load(simulation.state), saved.header["round"]
+        simulation.resume(saved.load(simulation.snapshot()), saved.header["round"])
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config):
         records = _rounds(simulation, evaluate, config, folder, progress)
@@ -147,7 +147,7 @@ def _rounds(
         if folder:
             folder.append(fresh)
             if stop in (save, config.rounds):
-                folder.save_checkpoint(simulation.state, stop, {"lanes": simulation.lanes})
+                folder.save_checkpoint(simulation.snapshot(), stop, {"lanes": simulation.lanes})
     return records
 
 

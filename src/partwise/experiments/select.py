@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.config.algorithms import settings_for
 from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status
 from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, run_trials, tune
-from partwise.tasks import Task, defaults_of, load_task
+from partwise.tasks import Task, load_task
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
 FEWER = (1e-2, 1e-1, 1.0)
@@ -87,7 +88,7 @@ class Setup:
         if quick:
             few = lambda store: store.take(np.arange(min(store.num_clients, 10)))
             self.task = self.task._replace(validation=few(self.task.validation), test=few(self.task.test))
-        config = Config(task=study.task).changed(defaults_of(self.task, "fed_select"))
+        config = Config(task=study.task).changed(settings_for(self.task.defaults, "fed_select"))
         self.config = config.changed({**study.changes, **(study.quick if quick else {})})
         self.rates: dict[str, float] = {}
         self.tried: list[dict[str, Any]] = []

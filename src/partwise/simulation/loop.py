@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise import server
-from partwise.algorithms.base import Algorithm, Build, init_params
+from partwise.algorithms.base import Algorithm, Build, init_server
 from partwise.data.cohort import Cohort, Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.selection.serving import Served, Sizes, check_way, sizes_of
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
+from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import everywhere, make_mesh
 from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
@@ -88,10 +88,14 @@ class Simulation:
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
+        self.kept: Kept | None = None
         self.restart(seed)
         self._population, self._shelf = self._settle()
         choose = self.algorithm.choose
         self._rooms = stage.rooms_of(store, self.partition, choose, self._population)
+        self.kept = self._new_kept()
+        if self.kept:  # what a client keeps is brought and fetched with every call, in one size
+            rounds_per_call, self._rooms = 1, self._rooms[:1]
         self._cut_tables = not self._whole_tables()
         self.rounds_per_call = rounds_per_call if self.resident else self._affordable(rounds_per_call)
         self._capacity: dict[str, int] = {}
@@ -107,6 +111,13 @@ class Simulation:
             return None, None
         population = stage.populate(self.store, self.partition, self.algorithm.choose)
         return population, jax.device_put(stage.shelve(population), everywhere(self.mesh))
+
+    def _new_kept(self) -> Kept | None:
+        """Nothing kept yet; None where nothing is ever kept."""
+        if not self.algorithm.keeps:
+            return None
+        known = self._population or stage.populate(self.store, self.partition, self.algorithm.choose)
+        return Kept(self.algorithm, known)
 
     def _whole_tables(self) -> bool:
         """Whether a round works on whole tables: they are small, or the optimizer must see every row."""
@@ -153,18 +164,29 @@ class Simulation:
         """Begin anew with another seed, and perhaps other rates, in the same compiled program."""
         self.seed, self.round = seed, 0
         self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
-        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
-        self.state = server.init_state(self.partition, self.algorithm.optimizer, params)
+        self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.kept = self._new_kept() if self.kept else None
+
+    def snapshot(self) -> Any:
+        """All that the next round depends on, to be saved; `resume` takes it back."""
+        return self.state, self.kept.arrays if self.kept else {}
+
+    def resume(self, saved: Any, round_number: int) -> None:
+        """Go on from a snapshot taken after that many rounds."""
+        (self.state, arrays), self.round = saved, round_number
+        if self.kept:
+            self.kept.arrays = arrays
 
     def rehearse(self) -> float:
         """Run the first round and forget it: what is compiled stays, what was learned does not. Its seconds."""
-        kept = self.state, self.round
+        before = self.state, self.round, self.kept
+        self.kept = self._new_kept()
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
         try:
             return self._execute(self._stage(0, 1), 1)[0].seconds
         finally:
-            self.state, self.round = kept
+            self.state, self.round, self.kept = before
 
     def _place(self) -> None:
         """Put the state where calls expect it."""
@@ -209,10 +231,13 @@ class Simulation:
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began, compiling = time.perf_counter(), compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
-        self.state, outcome = self._rounds(
-            self.rates, self.state, call.shelf, call.plan, rng, first, num_rounds
-        )
+        plan, client = call.plan, self._clients(call)
+        if self.kept:
+            plan = plan._replace(slots=plan.slots._replace(kept=self.kept.take(client, self._rows_kept())))
+        self.state, outcome = self._rounds(self.rates, self.state, call.shelf, plan, rng, first, num_rounds)
         outcome = to_host(outcome)
+        if self.kept:
+            self.kept.put(np.where(outcome.weights > 0, client, -1), outcome.keep)
         seconds = time.perf_counter() - began - (compile_seconds() - compiling)
         seconds = max(seconds, 0) / len(call.cohorts)
         self.round = end
@@ -221,6 +246,17 @@ class Simulation:
             if not outcome.finite[i]:
                 raise diverged(record, self.store.client_ids[call.cohorts[i].clients].tolist())
         return records
+
+    def _clients(self, call: _Call) -> np.ndarray:
+        """The slots' clients as positions in the store (-1: nobody)."""
+        client = call.plan.slots.client
+        if self.resident or not self.kept:
+            return client
+        return np.append(call.cohorts[0].clients, -1)[client]
+
+    def _rows_kept(self) -> dict[str, int]:
+        roles = self.partition.roles
+        return {path: self._rooms[0].get(roles[path].space, 0) for path in self.algorithm.keeps}
 
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)

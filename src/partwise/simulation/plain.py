@@ -15,7 +15,7 @@ import numpy as np
 
 from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
-from partwise.algorithms.base import Algorithm, Build, init_params
+from partwise.algorithms.base import Algorithm, Build, init_server
 from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
@@ -47,8 +47,11 @@ def plain_round(
     rng: jax.Array,
     seed: int = 0,
     round_number: int = 0,
+    kept: dict[int, dict[str, np.ndarray]] | None = None,
 ) -> PlainRound:
-    """One round with the clients at these positions of the store; their choice of keys hangs on seed and round."""
+    """One round with the clients at these positions of the store; their choice of keys hangs on seed and round.
+    What they keep from round to round is in `kept`, by position."""
+    kept = {} if kept is None else kept
     partition = algorithm.partition
     total = zero_total(
         partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
@@ -60,7 +63,7 @@ def plain_round(
         try:
             asked = device.ask(examples, seed, round_number)
             message = send(partition, state.params, asked.keys, rng)
-            answer = device.report(message, examples, asked)
+            answer, keep = device.report_and_keep(message, examples, asked, kept.get(position))
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
         keys = {space: [*each, asked.keys[space]] for space, each in keys.items()}
@@ -71,9 +74,11 @@ def plain_round(
             continue
         weight = algorithm.aggregator.weigh(report)
         empty += int(weight == 0)
+        if keep and weight > 0:
+            kept[position] = keep
         total = add_report(partition, total, report, weight, asked.keys)
-    mean = algorithm.aggregator.decode(partition, total)
-    state = _step(algorithm, state, mean, total.weight > 0, keys)
+    mean, carried = algorithm.aggregator.decode(partition, total, state.aggregator)
+    state = _step(algorithm, state._replace(aggregator=carried), mean, total.weight > 0, keys)
     demands = {
         space: Demand(
             len(set().union(*(each.tolist() for each in asked_for))), np.array(list(map(len, asked_for)), int)
@@ -112,9 +117,21 @@ class PlainSimulation:
         self.store, self.seed, self.round = store, seed, 0
         self.serving, self._sizes = check_way(serving), sizes_of(self.algorithm.partition)
         self.recruiting = recruiting.check(store.num_clients)
-        params = init_params(self.algorithm, round_rng(seed, INIT_ROUND))
-        self.state = server.init_state(self.algorithm.partition, self.algorithm.optimizer, params)
+        self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.kept: dict[int, dict[str, np.ndarray]] = {}
         self._device = Device(self.algorithm)
+
+    def snapshot(self) -> Any:
+        """As `Simulation.snapshot`; what clients keep is not saved, so it must be nothing."""
+        if self.algorithm.keeps:
+            raise UserError(
+                "the plain backend saves no run whose clients keep something: use the compiled one"
+            )
+        return self.state, {}
+
+    def resume(self, saved: Any, round_number: int) -> None:
+        """Go on from a snapshot taken after that many rounds."""
+        (self.state, _), self.round = saved, round_number
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
         """Run that many rounds, one record at a time."""
@@ -131,6 +148,7 @@ class PlainSimulation:
                 rng,
                 self.seed,
                 self.round,
+                self.kept,
             )
             self.state, self.round = done.state, self.round + 1
             loss = done.total.loss

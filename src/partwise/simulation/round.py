@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
     finite: jax.Array  # whether the server's parameters still are
     weights: jax.Array  # [chunks, lanes] per device; 0: empty query set
     broken: jax.Array  # [chunks, lanes]: a non-finite update, dropped
+    keep: Mapping[str, jax.Array]  # [chunks, lanes, ...]: what the clients keep until their next round
 
 
 class Chunk(NamedTuple):
@@ -73,9 +74,8 @@ def lane_client(
     """The client of one lane. Its randomness hangs on the round and on its own number, never on its place."""
     keys = lane_keys(choose, shelf, slot, capacities)
     examples = Examples(shelf.columns, shelf.positions, keys, slot.start, slot.count, longest)
-    return Client(
-        algorithm.model, algorithm.partition, received, examples, jax.random.fold_in(rng, slot.number)
-    )
+    own_rng = jax.random.fold_in(rng, slot.number)
+    return Client(algorithm.model, algorithm.partition, received, examples, own_rng, slot.kept)
 
 
 def over_lanes(lane: Callable[..., Any], slots: Slots, *same: Any) -> Any:
@@ -183,22 +183,22 @@ def one_round(
         reports, weights, broken = over_lanes(partial(lane, room), share.slots, share.longest)
         keys = lane_keys(choose, shelf, share.slots, room)
         lanes = Lanes(reports, weights, broken, keys, share.most_keys)
-        now = (weights, broken & (share.slots.count > 0))
+        now = (weights, broken & (share.slots.count > 0), reports.keep)
         seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
         return _add_lanes(total, lanes, algorithm.partition), seen
 
     nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
     nothing = jnp.zeros(plan.slots.count.shape)
-    carry, begin = (nobody, (nothing, nothing.astype(bool))), jnp.int32(0)
+    carry, begin = (nobody, (nothing, nothing.astype(bool), dict(plan.slots.kept))), jnp.int32(0)
     for number, room in enumerate(rooms):
         carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
         begin = plan.ends[number]
-    total, (weights, broken) = carry
+    total, (weights, broken, keep) = carry
     total = jax.lax.psum(total, AXIS)
-    mean = algorithm.aggregator.decode(algorithm.partition, total)
-    state = server.step(state, algorithm.optimizer, mean, total.weight > 0)
-    outcome = Outcome(total.clients, total.weight, total.loss, server.is_finite(state), weights, broken)
-    return state, outcome
+    mean, carried = algorithm.aggregator.decode(algorithm.partition, total, state.aggregator)
+    state = server.step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0)
+    finite = server.is_finite(state)
+    return state, Outcome(total.clients, total.weight, total.loss, finite, weights, broken, keep)
 
 
 def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False) -> Any:
@@ -241,12 +241,14 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
-        return state, outcome._replace(weights=spread(outcome.weights), broken=spread(outcome.broken))
+        per_slot = (outcome.weights, outcome.broken, outcome.keep)
+        weights, broken, keep = jax.tree_util.tree_map(spread, per_slot)
+        return state, outcome._replace(weights=weights, broken=broken, keep=keep)
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
     plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
-    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along)  # pyright: ignore
+    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,

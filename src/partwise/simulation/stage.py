@@ -44,6 +44,7 @@ class Slots(NamedTuple):
     key_start: Mapping[str, Any]
     key_count: Mapping[str, Any]
     place_start: Mapping[str, Any]
+    kept: Mapping[str, Any] = {}  # what the client kept from its last round, by path
 
 
 class Plan(NamedTuple):

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise import server
-from partwise.algorithms.base import Build, init_params
+from partwise.algorithms.base import Build, init_server
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.ragged import offsets
 from partwise.data.store import ClientStore
@@ -54,6 +53,10 @@ class Sweep:
                 "a sweep works on whole tables, and a lazy server optimizer on the rows that a cohort asks for: "
                 "run its rates one by one, or use adam or yogi"
             )
+        if self.algorithm.keeps:
+            raise UserError(
+                "a sweep has no room for what clients keep from round to round: run them one by one"
+            )
         self.partition = self.algorithm.partition
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh()
@@ -65,14 +68,7 @@ class Sweep:
         self._rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, self._population)
         self._rounds = compile_rounds(build, self.mesh, self._rooms, sweep=True)
         self._room: dict[str, int] = {}
-        states = [
-            server.init_state(
-                self.partition,
-                self.algorithm.optimizer,
-                init_params(self.algorithm, round_rng(seed, INIT_ROUND)),
-            )
-            for seed in self.seeds
-        ]
+        states = [init_server(self.algorithm, round_rng(seed, INIT_ROUND)) for seed in self.seeds]
         self.state = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *states)
 
     def params(self, run: int) -> dict[str, jax.Array]:

@@ -13,7 +13,6 @@ from partwise.tasks.base import (
     Task,
     algorithm_of,
     defaults_for,
-    defaults_of,
     keyword_options,
     takes_any_option,
 )
@@ -120,7 +119,6 @@ __all__ = [
     "algorithm_of",
     "all_tasks",
     "defaults_for",
-    "defaults_of",
     "find_task",
     "is_named",
     "keyword_options",

@@ -72,11 +72,6 @@ class Task(NamedTuple):
     loaded: Mapping[str, Any] = {}
 
 
-def defaults_of(task: Task, algorithm: str) -> dict[str, Any]:
-    """The task's settings for an algorithm."""
-    return defaults_for(task.defaults, algorithm)
-
-
 def cohort_size(wanted: int, train: ClientStore) -> int:
     """So many clients a round, or half of a small population."""
     return min(wanted, max(train.num_clients // 2, 1))
@@ -87,10 +82,14 @@ def algorithm_of(defaults: Mapping[str, Any] | None) -> str:
     return str((defaults or {}).get("algorithm", "fed_recon"))
 
 
-def defaults_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Those settings that the algorithm needs, out of a task's `defaults`."""
+def defaults_for(
+    defaults: Mapping[str, Any], algorithm: str, of_algorithm: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Those settings that the algorithm needs, out of a task's `defaults`; the algorithm's own stand above what the
+    task says for all of them, and below what it says for this one."""
     common = {key: value for key, value in defaults.items() if not isinstance(value, Mapping)}
-    return common | dict(defaults.get(algorithm, {})) | {"algorithm": algorithm}
+    own = dict(of_algorithm or {}) | dict(defaults.get(algorithm, {}))
+    return common | own | {"algorithm": algorithm}
 
 
 class Entry(NamedTuple):

@@ -1,0 +1,155 @@
+"""SCAFFOLD (Karimireddy et al., 2020), Algorithm 1 with option II: control variates against the drift of clients.
+
+The server keeps c and every client c_i, arrays like the parameters, zero at first. A client steps by
+y <- y - rate (g(y) - c_i + c), then c_i+ = c_i - c + (x - y) / (K rate) after K steps; it sends both changes, and
+the server adds |S| / N times the mean change of c_i to c. c has the roles of the parameters it belongs to, so of a
+keyed leaf a client is sent, and keeps, the rows of its own keys. Twice as much travels as with Federated Averaging,
+and clients must come back with what they kept.
+
+`historical` is for models too large for that (FedSubAvg, section 5.1): the server alone does something like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise import tree
+from partwise.aggregation.mean import Aggregator, Carried, mean, uniform
+from partwise.aggregation.total import Report, Total
+from partwise.algorithms.base import Algorithm, change
+from partwise.algorithms.fed_avg import fed_avg
+from partwise.client.batches import Schedule
+from partwise.client.fit import Extra
+from partwise.client.split import everything
+from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
+from partwise.client.update import by_steps
+from partwise.model.partition import Partition
+from partwise.model.partition import partition as make_partition
+from partwise.model.spec import Model
+from partwise.selection.choose import Choice
+from partwise.server import Optimizer
+from partwise.types import UserError
+
+CONTROL = "control"
+
+
+def scaffold(
+    model: Model,
+    partition: Partition,
+    *,
+    schedule: Schedule,
+    rate: Any,
+    num_clients: int,
+    optimizer: Optimizer,
+    choose: Mapping[str, Choice] | None = None,
+) -> Algorithm:
+    """SGD on the clients, who count alike; `num_clients` is N, the whole population."""
+    model, partition, paths = with_control(model, partition)
+    of = {path: f"{CONTROL}/{path}" for path in paths}
+
+    def client_update(client: Client) -> Report:
+        kept, received = client.kept, _received(client, tuple(of.values()))
+        drift = {path: received[control] - kept[control] for path, control in of.items()}
+        update = by_steps(schedule, rate, extra=lambda client: _constant(client, drift))
+        trained = update(client, begin(client), everything)
+        changes = change(client, with_deltas(client, trained.progress))
+        steps = schedule.num_steps(client.examples.count)
+        over = 1 / (jnp.maximum(steps, 1) * rate)
+        moved = {
+            control: jnp.where(steps > 0, -received[control] - over * changes[path], 0)  # c_i+ - c_i
+            for path, control in of.items()
+        }
+        keep = {control: kept[control] + moved[control] for control in of.values()}
+        return Report({**changes, **moved}, total_weight(client, everything), trained.loss, keep)
+
+    plain = fed_avg(
+        model,
+        partition,
+        update=by_steps(schedule, rate),
+        optimizer=_plain_for_control(optimizer),
+        aggregator=_mean(num_clients),
+        choose=choose,
+    )
+    return plain._replace(client=client_update, keeps=tuple(of.values()))
+
+
+def historical(optimizer: Optimizer, cohort: int, num_clients: int) -> Optimizer:
+    """The server's step on a weighted mean of all updates so far: h <- (1 - K/N) h + (K/N) mean, over what its
+    weights add up to. Each round replaces the share of clients that it saw, so h is about the mean of every
+    client's last update, which is what the control variates stand for. A row that nobody sent goes on moving.
+
+    FedSubAvg says only "weighted averaging the historical updates"; its appendix D.2 is not at hand.
+    """
+    decay = max(1 - cohort / num_clients, 0.0)
+    mean_so_far = optax.ema(decay, debias=True)
+    return Optimizer(optax.chain(mean_so_far, optimizer.transform), rows="all")
+
+
+def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, list[str]]:
+    """The model with c beside every leaf that clients train, in the same role; and the paths of those leaves."""
+    paths = [path for path, role in partition.roles.items() if role.kind in ("shared", "keyed")]
+
+    def init(rng: jax.Array) -> Any:
+        params = model.init(rng)
+        if not isinstance(params, dict) or CONTROL in params:
+            raise UserError(
+                f"SCAFFOLD puts its control variates beside the parameters: init must return a dict without "
+                f"'{CONTROL}', not {sorted(params) if isinstance(params, dict) else type(params).__name__}"
+            )
+        flat = tree.flatten(params)
+        return {**params, CONTROL: {path: jnp.zeros_like(flat[path]) for path in paths}}
+
+    bare = lambda params: {name: part for name, part in params.items() if name != CONTROL}
+    wrapped = model._replace(
+        init=init,
+        predict=lambda params, batch, rng: model.predict(bare(params), batch, rng),
+        train_loss=model.train_loss
+        and (lambda params, batch, rng, loss=model.train_loss: loss(bare(params), batch, rng)),
+    )
+    rules = dict(partition.roles) | {f"{CONTROL}/{path}": partition.roles[path] for path in paths}
+    return wrapped, make_partition(wrapped, rules, partition.columns), paths
+
+
+def _received(client: Client, paths: tuple[str, ...]) -> dict[str, jax.Array]:
+    """The client's part of these leaves, as it came."""
+    shared = {path: client.received.shared[path] for path in paths if path in client.received.shared}
+    return shared | received_slices(client, [path for path in paths if path not in shared])
+
+
+def _constant(client: Client, drift: Mapping[str, jax.Array]) -> Extra:
+    by_group = {
+        "shared": {path: x for path, x in drift.items() if path in client.received.shared},
+        "keyed": {path: x for path, x in drift.items() if path in client.received.tables},
+    }
+    return lambda now: by_group
+
+
+def _mean(num_clients: int) -> Aggregator:
+    """The mean over the cohort; of control variates, |S| / N of it."""
+    plain = mean(uniform)
+
+    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
+        means, carried = plain.decode(partition, total, carried)
+        share = total.clients / num_clients
+        return {path: x * share if _is_control(path) else x for path, x in means.items()}, carried
+
+    return plain._replace(decode=decode)
+
+
+def _is_control(path: str) -> bool:
+    return path.startswith(f"{CONTROL}/")
+
+
+def _plain_for_control(optimizer: Optimizer) -> Optimizer:
+    """The server's optimizer for the model, c <- c + its mean for the control variates."""
+
+    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        changes, state = optimizer.transform.update(gradients, state, params)
+        return {path: -gradients[path] if _is_control(path) else x for path, x in changes.items()}, state
+
+    return optimizer._replace(transform=optax.GradientTransformation(optimizer.transform.init, update))

@@ -1,0 +1,141 @@
+"""The parts of an algorithm, as a configuration names them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import optax
+
+from partwise.aggregation import heat, mean
+from partwise.algorithms.base import whole_model
+from partwise.client import split, update
+from partwise.client.batches import Schedule
+from partwise.config.settings import Config, SplitConfig
+from partwise.data.cohort import Recruiting
+from partwise.data.heat import Heat
+from partwise.data.store import ClientStore
+from partwise.selection.choose import Choice, parse_choice
+from partwise.selection.heat import count_heats
+from partwise.server import OPTIMIZERS, Optimizer, make_optimizer
+from partwise.tasks.base import Setting
+from partwise.types import UserError, unknown
+
+
+def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
+    """Which keys clients ask for: as the configuration says; else all that could matter."""
+    known = {space: text for space, text in config.select.items() if space in setting.partition.spaces}
+    if len(known) < len(config.select):
+        name = next(space for space in config.select if space not in known)
+        raise unknown("key space of select", name, setting.partition.spaces)
+    return whole_model(setting.partition) | {space: parse_choice(text) for space, text in known.items()}
+
+
+def make_schedule(config: Config) -> Schedule:
+    """How long a client trains shared and keyed parts."""
+    return Schedule(config.update.batch_size, config.update.epochs, config.update.max_steps)
+
+
+def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
+    """U, by name."""
+    part = config.update
+    one_of("update.method", part.method, ("steps", "solve"))
+    if part.proximal > 0:
+        raise UserError(
+            f"update.proximal is fed_prox's: leave it out with {config.algorithm}, or use fed_prox"
+        )
+    if part.method == "solve":
+        return update.by_solving(part.pull)
+    optimizer = make_client_optimizer(part.optimizer, rates["update"])
+    return update.by_steps(make_schedule(config), optimizer, part.joint)
+
+
+def make_split(part: SplitConfig, section: str = "split") -> split.Split:
+    """A split function by name."""
+    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
+    if part.kind == "alternate":
+        return split.alternate(part.batch_size)
+    return split.halves(part.percent) if part.kind == "halves" else split.none()
+
+
+def make_evaluation_split(config: Config) -> split.Split:
+    """How a client that is evaluated splits its examples."""
+    if config.evaluation_split.kind != "same":
+        return make_split(config.evaluation_split, "evaluation_split")
+    none = config.split.kind == "none"
+    return make_split(dataclasses.replace(config.split, kind="alternate") if none else config.split)
+
+
+def make_client_optimizer(name: str, rate: Any) -> Any:
+    """SGD is just its rate; anything else by name."""
+    if name not in OPTIMIZERS:
+        raise unknown("client optimizer", name, OPTIMIZERS)
+    optimizer = make_optimizer(name, rate)
+    if optimizer.rows == "asked":
+        raise UserError(
+            f"'{name}' is an optimizer of the server, which knows the rows that its clients asked for; "
+            f"on a client use {name.removeprefix('lazy_')}"
+        )
+    return rate if name == "sgd" else optimizer.transform
+
+
+def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
+    """The server's optimizer with its schedule."""
+    one_of("server.schedule", config.server.schedule, ("constant", "cosine"))
+    rate = rates["server"]
+    if config.server.schedule == "cosine":
+        rate = optax.cosine_decay_schedule(rate, max(config.rounds, 1))
+    return make_optimizer(config.server.optimizer, rate, **config.server.settings)
+
+
+def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> mean.Aggregator:
+    """What the sum of a round means; heat is counted over the training clients in `store`."""
+    part, spaces = config.server, tuple(setting.partition.spaces)
+    one_of("server.weighting", part.weighting, ("examples", "uniform"))
+    one_of("server.mean", part.mean, ("cohort", "holders", "heat", "seen"))
+    weigh = mean.by_examples if part.weighting == "examples" else mean.uniform
+    if part.mean in ("heat", "seen") and not spaces:
+        raise UserError(
+            f"server.mean = {part.mean} corrects the means of keyed rows, and the task has none: use cohort"
+        )
+    if part.mean == "seen":
+        return heat.estimated_sub_mean(spaces, weigh, part.cap)
+    if part.mean == "heat" and store is not None:
+        return heat.sub_mean(_counted(setting, config, store), weigh, part.cap)
+    return mean.mean(weigh, spaces if part.mean == "holders" else setting.own_spaces)
+
+
+def _counted(setting: Setting, config: Config, store: ClientStore) -> dict[str, Heat]:
+    """The heat of every key space, by what clients count by."""
+    for space, choice in make_choices(setting, config).items():
+        if choice.name not in ("own", "all"):
+            raise UserError(
+                f"heat is counted from the keys of clients' examples, and with select.{space} = {choice.name} they "
+                f"train others: use server.mean = seen (from the cohorts as they come), holders or cohort"
+            )
+    by = "samples" if config.server.weighting == "examples" else "clients"
+    return count_heats(store, setting.partition, by)
+
+
+def make_recruiting(config: Config) -> Recruiting:
+    """Who takes part in a round."""
+    return Recruiting(**dataclasses.asdict(config.cohort))
+
+
+def rates_of(config: Config) -> dict[str, float]:
+    """The rates, which a compiled program takes as values."""
+    rates = {
+        "reconstruct": config.reconstruct.rate,
+        "update": config.update.rate,
+        "server": config.server.rate,
+    }
+    if config.reconstruct.pull > 0 or config.reconstruct.method == "solve":
+        rates["pull"] = config.reconstruct.pull
+    return rates
+
+
+def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+    """Raise unless the value of a key is a known one."""
+    if value not in known:
+        raise unknown(f"value of {key}", value, known)

@@ -1,0 +1,80 @@
+"""What clients keep from round to round (SCAFFOLD's control variates, say), for algorithms that have them keep
+anything: one host array per leaf, so that neither the devices nor the server hold it.
+
+Of a shared or local leaf a client keeps one array like it; of a keyed leaf, rows of its own keys, one client's
+after the other's. Who never took part has zeros, which take no memory until they are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from partwise.algorithms.base import Algorithm
+from partwise.model.partition import to_rows
+from partwise.simulation.stage import Population
+from partwise.types import UserError
+
+
+class Kept:
+    """The arrays of all clients of a population, in its order."""
+
+    def __init__(self, algorithm: Algorithm, population: Population):
+        self.arrays: dict[str, np.ndarray] = {}
+        self._starts: dict[str, np.ndarray] = {}
+        self._counts: dict[str, np.ndarray] = {}
+        partition, clients = algorithm.partition, len(population.numbers)
+        for path in algorithm.keeps:
+            leaf = partition.shapes[path]
+            if path not in partition.of("keyed"):
+                self.arrays[path] = np.zeros((clients, *leaf.shape), leaf.dtype)
+                continue
+            space = partition.roles[path].space
+            if space not in population.chosen:
+                raise UserError(
+                    f"clients keep something for every key of space '{space}' from round to round, so they must "
+                    f"have the same keys in every round: select.{space} = own, all or top:m"
+                )
+            rows = jax.eval_shape(lambda x, p=path: to_rows(partition.roles[p], x), leaf)
+            counts = population.chosen[space].counts
+            self._counts[path] = counts
+            self._starts[path] = np.append(0, np.cumsum(counts))[:-1]
+            self.arrays[path] = np.zeros((int(counts.sum()), *rows.shape[1:]), leaf.dtype)
+
+    def take(self, clients: np.ndarray, capacities: Mapping[str, int]) -> dict[str, np.ndarray]:
+        """What these clients keep [..., leaf], of a keyed leaf so many rows, zeros past the last (-1: nobody)."""
+        taken = {}
+        for path, array in self.arrays.items():
+            if path not in self._starts:
+                rows, real = clients, clients >= 0
+            else:
+                rows, real = self._rows(path, clients, capacities[path])
+            values = (
+                array[np.where(real, rows, 0)] if len(array) else np.zeros((*rows.shape, *array.shape[1:]))
+            )
+            taken[path] = np.where(_over(real, values), values, 0).astype(array.dtype)
+        return taken
+
+    def put(self, clients: np.ndarray, values: Mapping[str, Any]) -> None:
+        """Keep these values, shaped as `take` gives them, of the clients that are not -1."""
+        for path, array in self.arrays.items():
+            found = np.asarray(values[path])
+            if path not in self._starts:
+                array[clients[clients >= 0]] = found[clients >= 0]
+                continue
+            rows, real = self._rows(path, clients, found.shape[clients.ndim])
+            array[rows[real]] = found[real]
+
+    def _rows(self, path: str, clients: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+        """[..., capacity]: where the rows of each client lie, and which of them there are."""
+        at = np.maximum(clients, 0)[..., None]
+        number = np.arange(capacity)
+        real = (clients[..., None] >= 0) & (number < self._counts[path][at])
+        return self._starts[path][at] + number, real
+
+
+def _over(mask: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim))
