@@ -118,6 +118,7 @@ MIXES = {
     "random own words, all units": {"word": "sample:3", "unit": "all"},
     "random top words, random units": {"word": "sample_top:3", "unit": "random:3"},
     "random words of all": {"word": "random:3", "unit": "random:3"},
+    "device classes": {"word": "top:4@0.5,2@0.5", "unit": "random:6@0.5,3@0.5"},
 }  # as many keys of each, so that some share programs
 
 

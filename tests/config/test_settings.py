@@ -59,7 +59,18 @@ def test_every_key_is_explained_and_can_be_set():
     }
     for key, value, meaning in lines:
         assert meaning
-        assert Config().changed({key: value}) == Config()
+        if key != "select.SPACE":  # stands for key spaces, which tasks have
+            assert Config().changed({key: value}) == Config()
+
+
+def test_chosen_keys_are_explained_by_key_space():
+    chosen = {
+        key: value for key, value, _ in explain(Config(select={"word": "top:9@0.5,3@0.5", "unit": "all"}))
+    }
+    assert chosen["select.word"] == "top:9@0.5,3@0.5"
+    assert chosen["select.unit"] == "all"
+    assert "select.SPACE" not in chosen
+    assert "select.SPACE" in dict(line[:2] for line in explain())
 
 
 def test_options_of_a_task_are_read_as_its_types():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from partwise.data.ragged import offsets
 from partwise.selection import choose
 from partwise.selection.choose import Asking, parse_choice, streams
+from partwise.selection.classes import classes
 from partwise.selection.keys import OwnKeys
 from partwise.types import UserError
 
@@ -31,6 +32,7 @@ def of(chosen, client):
 
 
 CLIENTS = [{1: 5, 4: 9, 7: 9, 30: 1}, {}, {2: 1}, {k: k + 1 for k in range(20)}]
+CHOICES = ["own", "all", "top:3", "sample:3", "sample_top:3", "random:5", "same:5", "random:5@0.5,2@0.5"]
 populations = st.lists(
     st.dictionaries(st.integers(0, K - 1), st.integers(1, 9), max_size=12), min_size=1, max_size=6
 )
@@ -51,7 +53,7 @@ def test_own_and_everything_leave_nothing_out():
     assert chosen.place[:4].tolist() == [1, 4, 7, 30]
 
 
-@pytest.mark.parametrize("text", ["own", "all", "top:3", "sample:3", "sample_top:3", "random:5", "same:5"])
+@pytest.mark.parametrize("text", CHOICES)
 @given(populations, st.integers(0, 5))
 def test_places_point_at_the_keys(text, clients, round_number):
     given_ = asking(clients, round_number=round_number)
@@ -104,12 +106,24 @@ def test_random_keys_are_uniform(num_keys):
 
 
 def test_device_classes_have_their_own_numbers_of_keys():
-    sizes = choose.classes({10: 0.25, 3: 0.75})
-    numbers = np.arange(4000)
-    assert set(sizes(numbers)) == {3, 10}
-    assert abs((sizes(numbers) == 10).mean() - 0.25) < 0.03
-    chosen = choose.top(sizes).choose(asking([CLIENTS[3]] * 50, numbers=numbers[:50]))
-    assert chosen.counts.tolist() == sizes(numbers[:50]).tolist()
+    sizes, numbers = classes({10: 0.25, 3: 0.75}), np.arange(4000)
+    assert set(sizes.of(numbers)) == {3, 10}
+    assert abs((sizes.of(numbers) == 10).mean() - 0.25) < 0.03
+    for name in ("top", "sample", "sample_top", "random", "same"):
+        choice = parse_choice(f"{name}:10@0.25,3@0.75")
+        assert choice.name == f"{name}:10@0.25,3@0.75"
+        chosen = choice.choose(asking([CLIENTS[3]] * 50, numbers=numbers[:50]))
+        assert chosen.counts.tolist() == sizes.of(numbers[:50]).tolist()
+        assert choice.most(20, K) == 10
+
+
+def test_of_the_same_keys_small_devices_have_a_part():
+    chosen = parse_choice("same:10@0.5,3@0.5").choose(asking(CLIENTS * 10))
+    asked = [of(chosen, c) for c in range(40)]
+    assert len({tuple(keys) for keys in asked}) == 2
+    small, large = sorted({tuple(keys) for keys in asked}, key=len)
+    assert (len(small), len(large)) == (3, 10)
+    assert set(small) < set(large)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +133,14 @@ def test_device_classes_have_their_own_numbers_of_keys():
         ("top", "needs a number of keys"),
         ("top:0", "at least 1"),
         ("own:3", "takes no number"),
+        ("top:10@0.5,3", "as in 1000@0.8,100@0.2, not '10@0.5,3'"),
+        ("top:10,3", "numbers of keys with their shares"),
+        ("top:ten@1", "not 'ten@1'"),
+        ("top:10@0.5,10@0.5", "one number of keys twice"),
+        ("top:0@0.5,10@0.5", "at least 1"),
+        ("random:10@-1,3@2", "shares above 0"),
+        ("random:10@nan", "shares above 0"),
+        ("own:10@1", "takes no number"),
     ],
 )
 def test_choices_that_cannot_be_meant(text, message):
@@ -129,4 +151,6 @@ def test_choices_that_cannot_be_meant(text, message):
 def test_more_keys_than_there_are():
     with pytest.raises(UserError, match="cannot choose 41 of 40 keys"):
         choose.random(41).most(3, K)
+    with pytest.raises(UserError, match="cannot choose 41 of 40 keys"):
+        parse_choice("same:41@0.1,4@0.9").most(3, K)
     assert choose.top(100).most(7, K) == 7

@@ -148,8 +148,9 @@ def _is_control(path: str) -> bool:
 def _plain_for_control(optimizer: Optimizer) -> Optimizer:
     """The server's optimizer for the model, c <- c + its mean for the control variates."""
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        changes, state = optimizer.transform.update(gradients, state, params)
-        return {path: -gradients[path] if _is_control(path) else x for path, x in changes.items()}, state
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        changes, state = optimizer.transform.update(updates, state, params)
+        control = {path: -x for path, x in updates.items() if _is_control(path)}
+        return {**dict(changes), **control}, state  # pyright: ignore[reportArgumentType]
 
     return optimizer._replace(transform=optax.GradientTransformation(optimizer.transform.init, update))

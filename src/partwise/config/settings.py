@@ -26,6 +26,13 @@ def key(default: Any, meaning: str, least: float = -math.inf, most: float = math
     return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
 
 
+SELECT = (
+    "keys that a client asks for: own, all, or a number of keys as in top:1000 (sample, sample_top, random, same); "
+    "of device classes with their shares: top:1000@0.8,100@0.2"
+)
+UNSAID = {"SPACE": "own"}  # of a key space of which `select` says nothing
+
+
 @dataclass(frozen=True)
 class CohortConfig:
     """Who takes part in a round (see data.cohort)."""
@@ -142,7 +149,7 @@ class Config:
     reconstruct: ReconstructConfig = field(default_factory=ReconstructConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
-    select: Mapping[str, str] = field(default_factory=dict)
+    select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
     scaffold: ScaffoldConfig = field(default_factory=ScaffoldConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
@@ -246,13 +253,16 @@ def _dotted_keys() -> list[str]:
 
 
 def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
-    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed."""
+    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed. Where
+    no key space is named, `select.SPACE` stands for all."""
     config = config or Config()
     lines = []
     for about in dataclasses.fields(config):
         value = getattr(config, about.name)
         inner = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
         keys = [(f"{about.name}.{f.name}", getattr(value, f.name), f) for f in inner]
+        if isinstance(value, Mapping):
+            keys = [(f"{about.name}.{name}", held, about) for name, held in (value or UNSAID).items()]
         lines += keys or [(about.name, value, about)]
     return [(name, value, f.metadata["meaning"]) for name, value, f in lines if f.metadata]
 

@@ -5,6 +5,7 @@ Rates are tuned without selection; every variant is trained with the same client
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +15,12 @@ import numpy as np
 from partwise.config.algorithms import settings_for
 from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status
-from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, run_trials, tune
+from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, tune
 from partwise.tasks import Task, load_task
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
 FEWER = (1e-2, 1e-1, 1.0)
+FIGURE2 = "select-figure2"
 
 
 class Study(NamedTuple):
@@ -31,7 +33,6 @@ class Study(NamedTuple):
     unselected: Mapping[str, str]  # the choice of keys that is no selection
     grid: Mapping[str, Sequence[float]]
     tuning_rounds: int
-    quick: Mapping[str, Any]  # changes for a quick check
 
 
 TAGS = Study(
@@ -42,7 +43,6 @@ TAGS = Study(
     {"select.word": "own"},  # rows of words that a client does not use have no gradient
     {"update.rate": RATES, "server.rate": RATES},
     100,
-    {"rounds": 4, "cohort.size": 10, "simulation.evaluate_every": 2},
 )
 CNN = Study(
     "handwriting",
@@ -52,14 +52,12 @@ CNN = Study(
     {"select.filter": "all"},
     {"update.rate": FEWER, "server.rate": FEWER},
     20,
-    {"rounds": 1, "cohort.size": 2, "update.max_steps": 1},
 )
 TWO_LAYERS = CNN._replace(
     options={"network": "2nn"},
     changes={"rounds": 300, "simulation.evaluate_every": 25},
     grid={"update.rate": RATES, "server.rate": RATES},
     tuning_rounds=50,
-    quick={"rounds": 2, "cohort.size": 4, "simulation.evaluate_every": 1},
 )
 WORDS = Study(
     "next-word",
@@ -69,8 +67,16 @@ WORDS = Study(
     {"select.word": "all", "select.unit": "all"},
     {"update.rate": FEWER, "server.rate": (1e-3, 1e-2, 1e-1)},
     40,
-    {"rounds": 1, "cohort.size": 2, "update.max_steps": 1},
 )
+# A quick check: few rounds of few clients with few examples, one set of rates, smaller models where there are some.
+QUICK = {
+    "rounds": 2,
+    "cohort.size": 2,
+    "update.max_steps": 1,
+    "simulation.lanes": 1,  # one program, none to measure
+    "simulation.evaluate_every": 1,
+}
+QUICK_CLIENTS, QUICK_EXAMPLES = {"train": 40, "validation": 4, "test": 4}, 10
 QUICK_OPTIONS = {
     "tags": {"num_words": 1000, "num_tags": 50, "width": 64},
     "handwriting": {},
@@ -86,16 +92,23 @@ class Setup:
         small = QUICK_OPTIONS[study.task] if quick else {}
         self.task: Task = load_task(study.task, data, **{**study.options, **small, **options})
         if quick:
-            few = lambda store: store.take(np.arange(min(store.num_clients, 10)))
-            self.task = self.task._replace(validation=few(self.task.validation), test=few(self.task.test))
+            parts = {part: getattr(self.task, part) for part in QUICK_CLIENTS}
+            few = {
+                part: store.take(np.arange(min(QUICK_CLIENTS[part], store.num_clients)))
+                for part, store in parts.items()
+            }
+            self.task = self.task._replace(**{part: store.cap(QUICK_EXAMPLES) for part, store in few.items()})
         config = Config(task=study.task).changed(settings_for(self.task.defaults, "fed_select"))
-        self.config = config.changed({**study.changes, **(study.quick if quick else {})})
+        self.config = config.changed({**study.changes, **(QUICK if quick else {})})
         self.rates: dict[str, float] = {}
         self.tried: list[dict[str, Any]] = []
 
     def tune(self) -> dict[str, float]:
         """Without selection, on one trial."""
-        grid = {key: values[-1:] if self.quick else values for key, values in self.study.grid.items()}
+        grid = {
+            key: (np.median(values).item(),) if self.quick else values
+            for key, values in self.study.grid.items()
+        }
         rounds = min(self.study.tuning_rounds, self.config.rounds)
         config = self.config.changed(self.study.unselected).changed({"rounds": rounds})
         said: Callable[[Status], None] = lambda status: self.progress(
@@ -120,7 +133,8 @@ class Setup:
     def told(self) -> dict[str, Any]:
         """For the JSON: rates, the grid that was searched, and the data."""
         sizes = {part: getattr(self.task, part).num_clients for part in ("train", "validation", "test")}
-        return {"rates": self.rates, "grid": self.tried, "clients": sizes, "task": self.task.name}
+        loaded = {"task": self.task.name, "data": self.task.loaded.get("path")}
+        return {"rates": self.rates, "grid": self.tried, "clients": sizes, **loaded}
 
 
 def _keys(space: str, how: str, *sizes: int) -> list[Variant]:
@@ -144,20 +158,53 @@ def _tag_setups(data: str | None, quick: bool, progress: Progress, sizes: Sequen
     return setups
 
 
-def figure2(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
-) -> dict[str, Any]:
-    """Figures 2 and 3: recall by round and at the end, for n words on the server and m keys a client."""
+def _tag_grid(
+    data: str | None, seeds: Sequence[int], quick: bool, progress: Progress
+) -> tuple[dict[str, list[Trials]], dict[str, Any]]:
+    """Trained for n words on the server and m keys a client: the trials by n, and what is told of them."""
     setups = _tag_setups(data, quick, progress, _vocabularies(quick))
     panels, rows = {}, []
     for n, setup in setups.items():
-        sizes = [m for m in ((10, 100) if quick else (100, 1000, 10_000)) if m < n]
+        sizes = [m for m in ((10,) if quick else (100, 1000, 10_000)) if m < n]
         variants = [*_keys("word", "top", *sizes), Variant("no selection", setup.study.unselected)]
         panels[f"n = {n:,}"] = setup.compare(variants, seeds)
-        rows += [{**row, "row": f"n = {n:,}, {row['row']}"} for row in setup.rows(panels[f"n = {n:,}"])]
-    draw_curves(out / "select-figure2.png", panels, "recall@5 %, validation clients", quick)
-    draw_sizes(out / "select-figure3.png", panels, "recall@5 %, test clients", quick)
-    return {"rows": rows, **next(iter(setups.values())).told()}
+        for m, row in zip((*sizes, None), setup.rows(panels[f"n = {n:,}"]), strict=True):
+            rows.append({**row, "row": f"n = {n:,}, {row['row']}", "n": n, "m": m})
+    return panels, {"rows": rows, **next(iter(setups.values())).told()}
+
+
+def figure2(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Recall by round for numbers m of keys a client, at each number n of words on the server."""
+    panels, result = _tag_grid(data, seeds, quick, progress)
+    draw_curves(out / f"{FIGURE2}.png", panels, "recall@5 %, validation clients", quick)
+    return result
+
+
+def figure3(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Recall at the end against the size of a client's model: at each m, over n. It is the training of Figure 2;
+    where `out` holds that, with the same data and trials, nothing is trained."""
+    result = (
+        _earlier(out / f"{FIGURE2}.json", data, seeds, quick) or _tag_grid(data, seeds, quick, progress)[1]
+    )
+    rows = sorted(result["rows"], key=lambda row: (row["m"] or np.inf, row["n"]))
+    name = lambda m: f"m = {m:,}" if m else "no selection"
+    groups = {name(row["m"]): [each for each in rows if each["m"] == row["m"]] for row in rows}
+    draw_sizes(out / "select-figure3.png", groups, "recall@5 %, test clients", quick)
+    return {name: result[name] for name in ("rates", "grid", "clients", "task", "data")} | {"rows": rows}
+
+
+def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) -> dict[str, Any] | None:
+    """What another reproduction told, if it was of the same data, trials and kind."""
+    try:
+        told = json.loads(file.read_text())
+        same = (told["quick"], told["data"]) == (quick, data)
+        return told if same and all(row["seeds"] == len(seeds) for row in told["rows"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def figure4(
@@ -166,7 +213,8 @@ def figure4(
     """Ways to choose m keys: the most used, random own ones, random ones of the 2m most used."""
     m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
     panels, rows, setup = {}, [], None
-    for n, setup in _tag_setups(data, quick, progress, _vocabularies(quick)).items():
+    vocabularies = _vocabularies(quick)[-1:] if quick else _vocabularies(quick)
+    for n, setup in _tag_setups(data, quick, progress, vocabularies).items():
         variants = [
             Variant("top", {"select.word": f"top:{m}"}),
             Variant("random", {"select.word": f"sample:{m}"}),
@@ -241,15 +289,12 @@ def figure7(
         "random": lambda a: {"select.word": "all", **of_units(a)},
         "mixed": lambda a: {**of_words(a), **of_units(a)},
     }
-    groups: dict[str, list[Trials]] = {}
-    config = setup.config.changed(setup.rates)
-    whole = run_trials(
-        setup.task, config, Variant("alpha = 1", WORDS.unselected), seeds, WORDS.metric, setup.progress
-    )
-    for kind, choose in kinds.items():
-        alphas = (0.1,) if quick else (0.5, 0.25, 0.1, 0.05)
-        variants = [Variant(f"{kind}, alpha = {a}", choose(a)) for a in alphas]
-        groups[kind] = [whole, *setup.compare(variants, seeds)]
+    if quick:
+        del kinds["structured"], kinds["random"]  # each is a program of its own, and mixed is of both
+    alphas = (0.1,) if quick else (0.5, 0.25, 0.1, 0.05)
+    variants = [Variant("alpha = 1", WORDS.unselected)]
+    variants += [Variant(f"{kind}, alpha = {a}", choose(a)) for kind, choose in kinds.items() for a in alphas]
+    whole, *rows = setup.rows(setup.compare(variants, seeds))
+    groups = {kind: [whole, *rows[k * len(alphas) : (k + 1) * len(alphas)]] for k, kind in enumerate(kinds)}
     draw_sizes(out / "select-figure7.png", groups, "accuracy %, test clients", quick)
-    rows = setup.rows([whole, *(each for done in groups.values() for each in done[1:])])
-    return {"rows": rows, **setup.told()}
+    return {"rows": [whole, *rows], **setup.told()}

@@ -18,6 +18,7 @@ from partwise.config.settings import Config
 from partwise.experiments.picture import save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.experiments.sweep import RATES, grid_of
+from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
 from partwise.types import UserError
@@ -64,7 +65,9 @@ def tune(
     task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: Progress
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The rates with the best metric on the validation clients after the configuration's rounds; and all that
-    were tried. One compiled program runs them all."""
+    were tried. One compiled program runs them all; where there is only one set of rates, nothing is trained."""
+    if len(grid_of(grid)) == 1:
+        return grid_of(grid)[0], []
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
     if not isinstance(simulation, Simulation):
@@ -90,16 +93,16 @@ def run_trials(
     seeds: Sequence[int],
     metric: str,
     progress: Progress,
+    evaluate: Evaluator,
 ) -> Trials:
-    """Train a variant with every seed, looking at the validation clients on the way and at the test clients at
-    the end. The clients of a round depend on the seed alone, so they are the same for all variants."""
+    """Train a variant with every seed, looking at the validation clients (`evaluate`) on the way and at the test
+    clients at the end. The clients of a round depend on the seed alone, so they are the same for all variants."""
     began = time.perf_counter()
     config = config.changed(variant.changes)
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
     if not isinstance(simulation, Simulation):
         raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
-    evaluate = make_evaluator(prepared, config, task.validation, task.test)
     judge = evaluate.of(task.test.select(prepared.evaluated.columns))
     every = min(config.simulation.evaluate_every or config.rounds, config.rounds)
     curves, tests, sent, asked = [], [], 0, 0
@@ -131,12 +134,14 @@ def compare(
     metric: str,
     progress: Progress,
 ) -> list[Trials]:
-    """All variants, one after the other."""
+    """All variants, one after the other. They differ in how they are trained, not in how they are judged, so one
+    program judges them all."""
+    evaluate = make_evaluator(prepare(task, config), config, task.validation, task.test)
     done = []
     for number, variant in enumerate(variants, 1):
         part = f"{variant.name} ({number} of {len(variants)})"
         shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
-        done.append(run_trials(task, config, variant, seeds, metric, shown))
+        done.append(run_trials(task, config, variant, seeds, metric, shown, evaluate))
     return done
 
 
@@ -157,16 +162,18 @@ def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, 
     save_picture(path, figure, quick)
 
 
-def draw_sizes(path: Path, groups: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
-    """The metric of the test clients against the size of what a client is sent."""
+def draw_sizes(
+    path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], label: str, quick: bool = False
+) -> None:
+    """The metric of the test clients against the size of what a client is sent; rows are `Trials.row`s."""
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axes = figure.subplots()
-    for title, trials in groups.items():
-        inner = sorted(trials, key=lambda each: each.relative_size)
+    for title, rows in groups.items():
+        inner = sorted(rows, key=lambda row: row["relative_size"])
         axes.errorbar(
-            [each.relative_size for each in inner],
-            [each.tests.mean() for each in inner],
-            [each.tests.std() for each in inner],
+            [row["relative_size"] for row in inner],
+            [row["ours"] for row in inner],
+            [row["spread"] for row in inner],
             marker="o",
             markersize=4,
             linewidth=1.2,

@@ -16,10 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from partwise.data.ragged import mix, offsets, owners, ranks
+from partwise.selection.classes import Classes, parse_classes
 from partwise.selection.keys import OwnKeys
 from partwise.types import UserError, unknown
 
-Sizes = int | Callable[[np.ndarray], np.ndarray]  # m, or m of every client from its number
+Sizes = int | Classes  # m, or m of every client by its class
 
 
 class Asking(NamedTuple):
@@ -116,13 +117,14 @@ def sample_top(m: Sizes) -> Choice:
     return Choice(f"sample_top:{m}", choose, _at_most(m), every_round=True)
 
 
-def random(m: int) -> Choice:
+def random(m: Sizes) -> Choice:
     """m of all K keys at random, every client for itself, without replacement (section 4.1.2)."""
     return Choice(f"random:{m}", lambda a: _of_all(a, a.stream, m), _exactly(m), every_round=True)
 
 
-def same(m: int) -> Choice:
-    """m of all K keys at random, the same for all clients of a round (Figure 6)."""
+def same(m: Sizes) -> Choice:
+    """m of all K keys at random, the same for all clients of a round (Figure 6); of device classes, the smaller
+    ones have a part of what the larger ones have."""
     return Choice(f"same:{m}", lambda a: _of_all(a, a.round_stream, m), _exactly(m), every_round=True)
 
 
@@ -149,7 +151,7 @@ CHOICES: Mapping[str, Callable[..., Choice]] = {
 
 
 def parse_choice(text: str) -> Choice:
-    """`own`, `all`, or a name and a number of keys: `top:1000`."""
+    """`own`, `all`, or a name and a number of keys: `top:1000`; of device classes: `top:1000@0.8,100@0.2`."""
     name, colon, number = str(text).partition(":")
     if name not in CHOICES:
         raise unknown("choice of keys", name, CHOICES)
@@ -157,45 +159,34 @@ def parse_choice(text: str) -> Choice:
         if colon:
             raise UserError(f"the choice '{name}' takes no number of keys, but got '{text}'")
         return CHOICES[name]()
-    if not number.isdigit() or int(number) < 1:
+    if "@" in number or "," in number:
+        return CHOICES[name](parse_classes(number))
+    if not number.isdecimal() or int(number) < 1:
         raise UserError(
             f"the choice '{name}' needs a number of keys of at least 1, as in {name}:1000, not '{text}'"
         )
     return CHOICES[name](int(number))
 
 
-def classes(shares: Mapping[int, float]) -> Callable[[np.ndarray], np.ndarray]:
-    """Device classes: a client has so many keys with such a share, `{1000: 0.8, 100: 0.2}`, always the same."""
-    total = sum(shares.values())
-    if not shares or total <= 0 or min(shares) < 1:
-        raise UserError(
-            f"device classes are numbers of keys with their shares, {{1000: 0.8, 100: 0.2}}, not {shares}"
-        )
-    edges = np.cumsum(list(shares.values())) / total
-    sizes = np.array(list(shares))
-
-    def of(numbers: np.ndarray) -> np.ndarray:
-        lot = mix(numbers.astype(np.uint64)) / 2.0**64
-        return sizes[np.minimum(np.searchsorted(edges, lot, side="right"), len(sizes) - 1)]
-
-    return of
-
-
 def _sizes(m: Sizes, asking: Asking) -> np.ndarray:
-    return np.asarray(m(asking.numbers)) if callable(m) else np.full(len(asking.own.counts), m)
+    return m.of(asking.numbers) if isinstance(m, Classes) else np.full(len(asking.own.counts), m)
+
+
+def _most(m: Sizes) -> int:
+    return max(m.sizes) if isinstance(m, Classes) else m
 
 
 def _at_most(m: Sizes) -> Callable[[int, int], int]:
-    return (lambda most, num_keys: most) if callable(m) else (lambda most, num_keys: min(most, m))
+    return lambda most, num_keys: min(most, _most(m))
 
 
-def _exactly(m: int) -> Callable[[int, int], int]:
+def _exactly(m: Sizes) -> Callable[[int, int], int]:
     def most(own: int, num_keys: int) -> int:
-        if m > num_keys:
+        if _most(m) > num_keys:
             raise UserError(
-                f"a client cannot choose {m} of {num_keys} keys without replacement; ask for fewer"
+                f"a client cannot choose {_most(m)} of {num_keys} keys without replacement; ask for fewer"
             )
-        return m
+        return _most(m)
 
     return most
 
@@ -219,31 +210,32 @@ def _best(own: OwnKeys, score: np.ndarray, sizes: np.ndarray, among: np.ndarray 
     return Chosen(own.keys[best], offsets(counts), counts, place)
 
 
-def _of_all(asking: Asking, stream: np.ndarray, m: int) -> Chosen:
+def _of_all(asking: Asking, stream: np.ndarray, m: Sizes) -> Chosen:
     """m of K for every client, and where its own keys are among them."""
-    _exactly(m)(0, asking.num_keys)
-    keys = _subsets(stream, asking.num_keys, m)
-    clients = len(keys)
-    client = owners(asking.own.counts)
-    flat = (np.arange(clients)[:, None] * asking.num_keys + keys).ravel()
+    most, sizes = _exactly(m)(0, asking.num_keys), _sizes(m, asking)
+    mine = np.arange(most) < sizes[:, None]
+    drawn = np.where(mine, _draws(stream, asking.num_keys, most), asking.num_keys)
+    keys = np.sort(drawn, axis=1)[mine].astype(np.int32)
+    starts, client = offsets(sizes), owners(asking.own.counts)
+    flat = owners(sizes) * asking.num_keys + keys
     wanted = client * asking.num_keys + asking.own.keys
     at = np.minimum(np.searchsorted(flat, wanted), max(len(flat) - 1, 0))
     found = flat[at] == wanted if len(flat) else np.zeros(0, bool)
-    place = np.where(found, at - client * m, -1).astype(np.int32)
-    return Chosen(keys.ravel(), np.arange(clients) * m, np.full(clients, m), place)
+    place = np.where(found, at - starts[client], -1).astype(np.int32)
+    return Chosen(keys, starts, sizes, place)
 
 
-def _subsets(stream: np.ndarray, num_keys: int, m: int) -> np.ndarray:
-    """A sorted random subset of size m of 0..K-1 for every stream [clients, m]."""
+def _draws(stream: np.ndarray, num_keys: int, m: int) -> np.ndarray:
+    """m of 0..K-1 without replacement for every stream [clients, m], in the order in which they were drawn."""
     if num_keys <= max(8 * m, 1024):
         lots = mix(stream[:, None] + np.arange(num_keys, dtype=np.uint64))
-        return np.sort(np.argsort(lots, axis=1)[:, :m], axis=1).astype(np.int32)
+        return np.argsort(lots, axis=1)[:, :m]
     draws = mix(stream[:, None] + np.arange(2 * m + 16, dtype=np.uint64)) % np.uint64(num_keys)
     order = np.argsort(draws, axis=1, kind="stable")
     sorted_draws = np.take_along_axis(draws, order, 1)
     fresh = np.ones(draws.shape, bool)
     fresh[:, 1:] = sorted_draws[:, 1:] != sorted_draws[:, :-1]
     first = np.empty_like(fresh)
-    np.put_along_axis(first, order, fresh, 1)  # the first draw of every key, in the order of drawing
+    np.put_along_axis(first, order, fresh, 1)  # the first draw of every key
     kept = first & (np.cumsum(first, axis=1) <= m)
-    return np.sort(draws[kept].reshape(len(stream), m).astype(np.int32), axis=1)
+    return draws[kept].reshape(len(stream), m).astype(np.int64)

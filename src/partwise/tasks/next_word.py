@@ -18,7 +18,7 @@ import optax
 from flax import nnx
 
 from partwise.data import holdout
-from partwise.data.loaders import stackexchange, stackoverflow, tff
+from partwise.data.loaders import stackexchange, stackoverflow
 from partwise.data.sentences import PAD, TokenIds, sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.data.store import ClientStore
 from partwise.model.nnx import nnx_model
@@ -161,11 +161,11 @@ def load(
     seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
     **shape: Any,
 ) -> Task:
-    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file); test clients are unseen."""
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
+    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    if data and tff.is_sqlite(data):
-        with tff.unpacked(data) as file:
-            corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
+    if source := stackoverflow.locate(data):
+        with stackoverflow.open_unseen(source) as corpora:
             words = sentence_vocabulary(corpora[0], num_words)
             train, unseen = (sentence_store(corpus, words, **given) for corpus in corpora)
         parts = (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))

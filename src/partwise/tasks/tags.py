@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from partwise.data import holdout
-from partwise.data.loaders import stackexchange, stackoverflow, tff
+from partwise.data.loaders import stackexchange, stackoverflow
 from partwise.data.planted_tags import best_recall, generate_tags
 from partwise.data.store import ClientStore
 from partwise.data.tags import split_tag_stores, tag_store, tag_vocabularies
@@ -69,11 +69,11 @@ def load(
         int, "of the cut into training, validation and test clients, or of what is generated"
     ] = 42,
 ) -> Task:
-    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (a SQLite file). Test clients are unseen; of Stack
-    Overflow, whose `test` holds the training users, the held-out users are cut in two."""
-    if data and tff.is_sqlite(data):
-        with tff.unpacked(data) as file:
-            corpora = [stackoverflow.load(file, split) for split in ("train", "heldout")]
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
+    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen; of Stack Overflow, whose
+    `test` holds the training users, the held-out users are cut in two."""
+    if source := stackoverflow.locate(data):
+        with stackoverflow.open_unseen(source) as corpora:
             vocabularies = tag_vocabularies(corpora[0], num_words, num_tags)
             train, unseen = (tag_store(corpus, vocabularies, width) for corpus in corpora)
         validation, test = holdout.by_client(unseen, (0.5, 0.5), seed=seed)

@@ -7,6 +7,7 @@ import pytest
 
 from partwise.data.loaders import handwriting
 from partwise.data.loaders.handwriting import load_emnist, load_mnist_by_writer
+from partwise.data.store import open_store
 from partwise.types import UserError
 
 WHITE, INK = [1.0] * 784, 0.0
@@ -135,6 +136,18 @@ def test_emnist_is_turned_over_and_rounded(emnist):
     assert train.info["published_counts"] is False
 
 
+def test_emnist_out_of_core_is_the_same(emnist, tmp_path):
+    stores = load_emnist(emnist, out=tmp_path / "emnist")
+    for part, held, stored in zip(("train", "test"), load_emnist(emnist), stores, strict=True):
+        again = open_store(tmp_path / "emnist" / part)
+        assert stored.info == again.info == held.info
+        assert again.client_ids.tolist() == held.client_ids.tolist()
+        for name in ("pixels", "label"):
+            np.testing.assert_array_equal(again.gather().columns[name], held.columns[name])
+    with pytest.raises(UserError, match="exists"):
+        load_emnist(emnist, out=tmp_path / "emnist")
+
+
 def test_only_digits(emnist):
     train, test = load_emnist(emnist, only_digits=True)
     assert train.columns["label"].tolist() == [3]
@@ -222,5 +235,5 @@ def test_bad_places_are_named(tmp_path, write_sqlite, write_hdf5, monkeypatch):
     with pytest.raises(UserError, match=r"a.sqlite has no split 'all_train': it has other"):
         load_emnist(path)
     alone = write_hdf5(tmp_path / "fed_emnist_train.h5", to_hdf5(EMNIST["all_train"]))
-    with pytest.raises(UserError, match=r"fed_emnist_test.h5 does not exist: keep the two files"):
+    with pytest.raises(UserError, match=r"fed_emnist_test.h5 does not exist: keep the files"):
         load_emnist(alone)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import lzma
+
+import numpy as np
 import pytest
 
 from partwise.data.corpus import Text
 from partwise.data.loaders import stackoverflow
 from partwise.data.sentences import sentence_store, sentence_vocabulary
 from partwise.data.tags import tag_store, tag_vocabularies
+from partwise.tasks import load_task
 from partwise.types import UserError
 
 
@@ -88,3 +92,67 @@ def test_bad_files_are_named(file, tmp_path, write_sqlite):
     digits = write_sqlite(tmp_path / "emnist.sqlite", {"train": {"f1": [{"label": 3, "pixels": 0.5}]}})
     with pytest.raises(UserError, match=r"emnist.sqlite.*f1.*unknown feature 'creation_date'"):
         list(stackoverflow.load(digits, "train"))
+
+
+def sentences(split: str, clients: int) -> dict:
+    """Users with three tagged sentences each."""
+    words = b"how do i sort a list in python or java and why".split()
+    return {
+        f"{split}{c}": [
+            example(
+                b"2010-01-0%d 09:34:05 UTC" % (k + 1),
+                b"python|list" if (c + k) % 2 else b"java",
+                b"sort it",
+                b" ".join(words[(c + k) % 6 :][:6]),
+                b"question",
+            )
+            for k in range(3)
+        ]
+        for c in range(clients)
+    }
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory, write_sqlite, write_hdf5):
+    """The same users in one SQLite file and in HDF5 files, each in a folder of its own."""
+    splits = {"train": sentences("t", 6), "heldout": sentences("h", 4)}
+    root = tmp_path_factory.mktemp("tff")
+    for name in ("new", "old", "packed"):
+        (root / name).mkdir()
+    file = write_sqlite(root / "new" / "stackoverflow.sqlite", splits)
+    (root / "packed" / "stackoverflow.sqlite.lzma").write_bytes(lzma.compress(file.read_bytes()))
+    for split, name in (("train", "train"), ("heldout", "held_out")):
+        columns = {
+            client: {feature: [e[feature] for e in examples] for feature in examples[0]}
+            for client, examples in splits[split].items()
+        }
+        write_hdf5(root / "old" / f"stackoverflow_{name}.h5", columns)
+    return root
+
+
+@pytest.mark.parametrize("task", ["tags", "next-word"])
+@pytest.mark.parametrize(
+    "place",
+    ["new", "old", "packed", "old/stackoverflow_train.h5", "old/stackoverflow_held_out.h5"],
+)
+def test_tasks_read_every_format(both, task, place):
+    options = {"width": 8} if task == "tags" else {"width": 8, "heads": 2, "units": 8}
+    wanted = load_task(task, str(both / "new" / "stackoverflow.sqlite"), **options)
+    found = load_task(task, str(both / place), **options)
+    assert wanted.options == found.options
+    assert wanted.train.num_clients == 6
+    assert sorted((*wanted.validation.client_ids, *wanted.test.client_ids)) == ["h0", "h1", "h2", "h3"]
+    for part in ("train", "validation", "test"):
+        stores = getattr(wanted, part).gather(), getattr(found, part).gather()
+        assert stores[0].client_ids.tolist() == stores[1].client_ids.tolist()
+        for column in stores[0].columns:
+            np.testing.assert_array_equal(stores[0].columns[column], stores[1].columns[column])
+
+
+def test_an_hdf5_file_without_the_others_is_named(both, tmp_path):
+    file = tmp_path / "stackoverflow_train.h5"
+    file.write_bytes((both / "old" / file.name).read_bytes())
+    with pytest.raises(UserError, match=r"stackoverflow_held_out.h5 does not exist: keep the files"):
+        load_task("tags", str(file))
+    with pytest.raises(UserError, match=r"gone.sqlite does not exist"):
+        load_task("next-word", str(tmp_path / "gone.sqlite"))

@@ -6,17 +6,16 @@ that ink is 1.0 on 0.0. TFF's EMNIST is stored the other way round (ink 0.0 on 1
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.data.build import join_blocks
+from partwise.data.build import join_blocks, write_store
 from partwise.data.folder import Block
 from partwise.data.loaders import tff
 from partwise.data.loaders.locate import data_root, first_of
@@ -65,13 +64,16 @@ def load_mnist_by_writer(path: str | Path | None = None) -> tuple[ClientStore, C
         rows = arrays["split"] == number
         columns = {"pixels": images[rows], "label": labels[rows].astype(np.int32)}
         info = {"source": "MNIST by writer", "file": str(source), "sha256": sha256, "split": part}
-        store = group_rows(writers[rows], columns, (), {**info, "classes": 10})
-        stores.append(_with_counts(store, MNIST_COUNTS[part]))
+        counts = _counts(len(np.unique(writers[rows])), int(rows.sum()), MNIST_COUNTS[part])
+        stores.append(group_rows(writers[rows], columns, (), {**info, "classes": 10, **counts}))
     return stores[0], stores[1]
 
 
-def load_emnist(path: str | Path | None = None, only_digits: bool = False) -> tuple[ClientStore, ClientStore]:
-    """(train, test) of TFF's federated EMNIST, in memory: other images of the *same* writers.
+def load_emnist(
+    path: str | Path | None = None, only_digits: bool = False, out: str | Path | None = None
+) -> tuple[ClientStore, ClientStore]:
+    """(train, test) of TFF's federated EMNIST: other images of the *same* writers. In memory, or in the new folders
+    `train` and `test` under `out`, a writer at a time.
 
     `path` is `emnist_all.sqlite` (also `.lzma`), one of the older `fed_emnist_train.h5` and `_test.h5`, or a folder
     that holds them. Without a path, the environment variable PARTWISE_DATA says where to look.
@@ -82,25 +84,26 @@ def load_emnist(path: str | Path | None = None, only_digits: bool = False) -> tu
     names += [f"emnist/{name}" for name in names]
     source = _locate(path, names, f"federated EMNIST ({EMNIST_URL})")
     with tff.unpacked(source) as file:
-        if source.suffix in (".h5", ".hdf5"):
-            places = [(_sibling(source, part), None) for part in PARTS]
+        if tff.is_hdf5(source):
+            places = [(tff.sibling(source, part, PARTS), None) for part in PARTS]
         else:
             places = [(file, _split(tff.splits(file), release, part, source)) for part in PARTS]
         train, test = (
-            _load_part(place, split, part, release, source)
+            _load_part(place, split, part, release, source, Path(out) / part if out else None)
             for part, (place, split) in zip(PARTS, places, strict=True)
         )
     return train, test
 
 
-def _load_part(file: Path, split: str | None, part: str, release: Release, source: Path) -> ClientStore:
+def _load_part(
+    file: Path, split: str | None, part: str, release: Release, source: Path, out: Path | None
+) -> ClientStore:
     where = source if split else file
     clients = tff.read_clients(file, split, ("pixels", "label"))
-    info = {"source": "TFF federated EMNIST", "file": str(where), "split": split or part}
-    blocks = _blocks(clients, release.num_classes, where)
-    return _with_counts(
-        join_blocks(blocks, info={**info, "classes": release.num_classes}), release.counts[part]
-    )
+    info: dict[str, Any] = {"source": "TFF federated EMNIST", "file": str(where), "split": split or part}
+    info["classes"] = release.num_classes
+    blocks = _counted(_blocks(clients, release.num_classes, where), info, release.counts[part])
+    return join_blocks(blocks, info=info) if out is None else write_store(out, blocks, info=info)
 
 
 def _blocks(clients: Iterator[tuple[str, tff.Features]], num_classes: int, file: Path) -> Iterator[Block]:
@@ -166,10 +169,17 @@ def _read_arrays(source: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _with_counts(store: ClientStore, published: tuple[int, int]) -> ClientStore:
-    counts = {"writers": store.num_clients, "images": store.num_examples}
-    info = {**store.info, **counts, "published_counts": tuple(counts.values()) == published}
-    return dataclasses.replace(store, info=info)
+def _counted(blocks: Iterable[Block], info: dict[str, Any], published: tuple[int, int]) -> Iterator[Block]:
+    """The blocks; when they are through, `info` says how many writers and images there were."""
+    writers = images = 0
+    for block in blocks:
+        writers, images = writers + len(block.client_ids), images + int(block.counts.sum())
+        yield block
+    info |= _counts(writers, images, published)
+
+
+def _counts(writers: int, images: int, published: tuple[int, int]) -> dict[str, Any]:
+    return {"writers": writers, "images": images, "published_counts": (writers, images) == published}
 
 
 def _split(there: list[str], release: Release, part: str, source: Path) -> str:
@@ -179,15 +189,6 @@ def _split(there: list[str], release: Release, part: str, source: Path) -> str:
             return name
     names = ", ".join(there) or "none"
     raise UserError(f"{source} has no split '{release.split}_{part}': it has {names}; give emnist_all.sqlite")
-
-
-def _sibling(source: Path, part: str) -> Path:
-    """The HDF5 file of the same name for this part."""
-    stem = source.stem.removesuffix("_train").removesuffix("_test")
-    file = source.with_name(f"{stem}_{part}{source.suffix}")
-    if not file.is_file():
-        raise UserError(f"{file} does not exist: keep the two files {stem}_train and {stem}_test together")
-    return file
 
 
 def _locate(path: str | Path | None, names: Sequence[str], what: str) -> Path:

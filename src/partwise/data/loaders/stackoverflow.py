@@ -6,6 +6,7 @@ users of `heldout` are in no other split.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from partwise.data.text import MAX_LETTERS, tokens
 from partwise.types import unknown
 
 SPLITS = ("train", "heldout", "test")
+HDF5_PARTS = ("train", "held_out")  # as the older files are named
+FILES = ("stackoverflow.sqlite", "stackoverflow.sqlite.lzma", "stackoverflow_train.h5")
 FEATURES = ("creation_date", "tags", "title", "tokens", "type")
 
 
@@ -35,6 +38,28 @@ def load(path: str | Path, split: str | None = None) -> Corpus:
                 yield from _text(client, [_decode(value) for value in values], where, counts)
 
     return Corpus(f"Stack Overflow {where}", read)
+
+
+def locate(path: str | Path | None) -> Path | None:
+    """TFF's file if `path` is one by its name, or a folder that holds one; None for anything else."""
+    if path is None:
+        return None
+    source = Path(path).expanduser()
+    if source.is_dir():
+        return next((source / name for name in FILES if (source / name).is_file()), None)
+    return source if source.name.endswith((".sqlite", ".sqlite.lzma", ".h5", ".hdf5")) else None
+
+
+@contextlib.contextmanager
+def open_unseen(source: Path) -> Iterator[tuple[Corpus, Corpus]]:
+    """(training users, users in no other split): of the SQLite file, which is unpacked only once, or of the HDF5
+    files `..._train.h5` and `..._held_out.h5`, of which `source` is one."""
+    if tff.is_hdf5(source):
+        train, unseen = (tff.sibling(source, part, HDF5_PARTS) for part in HDF5_PARTS)
+        yield load(train), load(unseen)
+        return
+    with tff.unpacked(source) as file:
+        yield load(file, "train"), load(file, "heldout")
 
 
 def _text(client: str, values: list[str], where: str, counts: Counter[str]) -> Iterator[Text]:

@@ -57,9 +57,19 @@ def read_clients(
     return _read_sqlite(path, split, features)
 
 
-def is_sqlite(path: str | Path | None) -> bool:
-    """Whether a path names TFF's SQLite file, packed or not."""
-    return bool(path) and Path(path).is_file() and Path(path).name.removesuffix(".lzma").endswith(".sqlite")
+def is_hdf5(path: Path) -> bool:
+    """Whether a path is named as the older files are, which hold a split each."""
+    return path.suffix in (".h5", ".hdf5")
+
+
+def sibling(path: Path, part: str, parts: Sequence[str]) -> Path:
+    """Of an HDF5 file named after one of these parts, the file beside it for another."""
+    stem = next((path.stem.removesuffix(f"_{p}") for p in parts if path.stem.endswith(f"_{p}")), path.stem)
+    file = path.with_name(f"{stem}_{part}{path.suffix}")
+    if not file.is_file():
+        names = " and ".join(f"{stem}_{each}{path.suffix}" for each in parts)
+        raise UserError(f"{file} does not exist: keep the files {names} together")
+    return file
 
 
 def splits(path: str | Path) -> list[str]:

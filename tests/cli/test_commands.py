@@ -1,0 +1,144 @@
+"""What commands print: JSON for machines, tables and sentences for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from partwise.cli import main
+
+
+def test_lists(output):
+    assert "planted" in output("tasks")["tasks"]
+    assert "fed_recon" in output("algorithms")["algorithms"]
+    assert "fedrecon-movielens" in output("bench")["benchmarks"]
+
+
+def test_train_prints_its_summary_as_json(output, small, tmp_path):
+    summary = output("train", *small, "--seed", "3", "--out", str(tmp_path / "run"))
+    assert (summary["seed"], summary["rounds"], summary["task"]) == (3, 4, "planted")
+    assert summary["test"]["rmse"] > summary["best"]["rmse"]
+
+
+def test_train_shows_a_table(capsys, run_folder):
+    assert main(["train", "--resume", "--out", str(run_folder)]) == 0
+    text = capsys.readouterr().out
+    assert "best reachable" in text
+    assert "rmse" in text
+
+
+def test_evaluate_and_describe(output, run_folder):
+    assert output("evaluate", str(run_folder), "--split", "validation")["clients"] == 5
+    described = output("describe", "planted", "--set", "data.dim=3", "--set", "data.num_items=60")
+    roles = {line["path"]: line["role"] for line in described["parameters"]}
+    assert roles == {"item": "keyed(item)", "user": "local(initial=learned)", "default/user": "shared"}
+    sizes = {line["path"]: line["bytes_down"] for line in described["parameters"]}
+    assert (sizes["user"], sizes["default/user"]) == (0, 3 * 4)
+
+
+def test_serving_shows_the_trade_off(output, mistake, small, capsys):
+    asked = ["serving", "planted", *small[:8], "--set", "cohort.size=5", "--rounds", "2"]
+    told = output(*asked)
+    assert (told["task"], told["rounds"], told["keys"], len(told["lines"])) == ("planted", 2, {"item": 25}, 9)
+    whole = {line["down_per_client"] for line in told["lines"] if line["way"] == "broadcast"}
+    assert whole == {25 * 3 * 4 + 3 * 4}
+    assert main(asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "pregenerated float16" in text
+    assert "Keys stay private with broadcast alone" in text
+    assert "at least 1 round" in mistake(*asked[:-1], "0")
+    assert "nearest: on_demand" in mistake("train", *small, "--set", "serving.way=ondemand")
+
+
+def test_the_task_may_be_set_as_any_other_key(mistake, small, tmp_path, monkeypatch):
+    monkeypatch.delenv("PARTWISE_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert "PARTWISE_DATA" in mistake("train", "--set", "task=movielens")
+    assert "unknown algorithm 'fed_avgg'" in mistake("train", *small, "--set", "algorithm=fed_avgg")
+    assert "but the settings say 'planted'" in mistake("describe", "movielens", "--set", "task=planted")
+
+
+def test_settings_are_listed_with_the_values_of_a_task(output, capsys):
+    lines = {line["key"]: line for line in output("settings")["settings"]}
+    assert lines["server.rate"]["value"] == 1.0
+    lines = {line["key"]: line for line in output("settings", "movielens")["settings"]}
+    assert (lines["cohort.size"]["value"], lines["data.dim"]["value"]) == (100, 50)
+    averaged = output("settings", "movielens", "--algorithm", "fed_avg")["settings"]
+    assert {line["key"]: line["value"] for line in averaged}["update.rate"] == 0.1
+    assert all(line["meaning"] for line in averaged)
+    assert main(["settings", "planted"]) == 0
+    assert "simulation.lanes" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as done:
+        main(["--version"])
+    assert done.value.code == 0
+    assert capsys.readouterr().out.startswith("partwise 0.")
+
+
+def test_what_is_told_at_the_end_of_a_run(capsys):
+    from partwise.cli import show
+
+    spread = {"clients": 28, "mean": float("nan"), "p5": 1.0, "p95": 2.0}
+    test = {
+        "rmse": float("nan"),
+        "clients": 28,
+        "clients_without_examples": 2,
+        "over_clients": {"rmse": spread},
+    }
+    told = {"task": "t", "algorithm": "a", "rounds": 3, "test": test, "best": {}, "not_finite": ["rmse"]}
+    told |= {"broken": 4, "empty": 0, "dropped": 1, "too_small": 0, "lanes": 1, "device": "1 x cpu"}
+    told |= dict.fromkeys(("bytes_down_per_client", "bytes_up_per_client", "seconds_per_round"), 1.0)
+    show.summary(told | {"seconds_compile": 1.0, "seconds_total": 2.0}, "runs/x")
+    text = capsys.readouterr().out
+    assert "30 test clients (2 without examples to test on)" in text
+    assert "Left out over all rounds: 4 updates that were not finite, 1 clients that never reported." in text
+    assert "rmse of the test clients is not a finite number" in text
+
+
+def test_where_there_is_no_terminal_every_evaluation_is_a_line(small, capsys, tmp_path):
+    arguments = ["train", *small, "--set", "simulation.evaluate_every=2"]
+    assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
+    captured = capsys.readouterr()
+    assert [line.split(",")[0] for line in captured.err.splitlines()] == [
+        "planted: round 2 of 4",
+        "planted: round 4 of 4",
+    ]
+    assert "5 test clients" in captured.out
+    assert main([*arguments, "--quiet", "--out", str(tmp_path / "b")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_bar_shows_the_whole_total_on_a_narrow_terminal(monkeypatch):
+    import io
+
+    from rich.console import Console
+
+    from partwise.cli import progress
+    from partwise.experiments.run import Status
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60)
+    monkeypatch.setattr(progress, "err", console)
+    with progress._bar() as bar:
+        show = progress._on_bar(bar, "movielens")
+        show(Status(123456, 654321, 0.1234, {"rmse": 0.9876}))
+        bar.refresh()
+    assert "123456/654321" in screen.getvalue()
+    assert "rmse 0.9876" in screen.getvalue()
+
+
+def test_heat_shows_who_holds_what(capsys, output, mistake, small, tmp_path):
+    small = ["heat", "planted", *small[:8]]
+    told = output(*small, "--split", "all")
+    assert [(each["space"], each["total"]) for each in told["spaces"]] == [("item", 50), ("user", 50)]
+    assert main([*small, "--by", "samples", "--out", str(tmp_path / "heat")]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "samples of holders" in text
+    assert "25 of 25 keys are held" in text
+    assert {path.name for path in (tmp_path / "heat").iterdir()} == {
+        "heat.png",
+        "heat.json",
+        "heat.safetensors",
+    }
+    assert "unknown unit of heat 'sample' (nearest: samples" in mistake(*small, "--by", "sample")

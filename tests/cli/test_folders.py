@@ -1,0 +1,42 @@
+"""Folders of runs: gone on with, interrupted, taken for something else."""
+
+from __future__ import annotations
+
+from partwise.cli import main
+
+
+def test_resuming_what_is_not_there_or_is_another_task(mistake, tmp_path, run_folder):
+    assert "holds no run to go on with" in mistake("train", "--resume", "--out", str(tmp_path / "no"))
+    assert not (tmp_path / "no").exists()
+    text = mistake("train", "movielens", "--resume", "--out", str(run_folder))
+    assert "is of task 'planted', not 'movielens'" in text
+    assert "already has 4 rounds" in mistake("train", "--resume", "--out", str(run_folder), "--rounds", "3")
+    assert "neither longer nor shorter" in mistake(
+        "train", "--resume", "--out", str(run_folder), "--rounds", "9"
+    )
+
+
+def test_an_interrupted_run_says_how_to_go_on(small, capsys, tmp_path, monkeypatch):
+    out = tmp_path / "my run"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("partwise.experiments.folder.Folder.save_checkpoint", interrupt)
+        assert main(["train", *small, "--out", str(out)]) == 130
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"partwise train --resume --out '{out}'" in text
+    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("partwise.experiments.run.prepare", interrupt)
+        assert main(["train", *small, "--out", str(tmp_path / "other")]) == 130
+    assert "nothing was recorded" in capsys.readouterr().err
+
+
+def test_folders_that_hold_no_run(mistake, small, tmp_path, run_folder):
+    assert "holds no run" in mistake("evaluate", str(tmp_path))
+    assert "already holds a run" in mistake("train", *small, "--out", str(run_folder))
+    file = tmp_path / "file"
+    file.write_text("")
+    assert "could not" in mistake("train", *small, "--out", str(file / "run"))

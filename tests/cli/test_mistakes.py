@@ -1,0 +1,107 @@
+"""Every mistake in what was asked gets one paragraph and exit code 2; a bug, 1."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from partwise.cli import main
+
+
+def test_unknown_names_come_with_the_nearest(mistake, small):
+    assert "unknown task 'movielen' (nearest: movielens" in mistake("train", "movielen")
+    assert "nearest: fed_avg" in mistake("train", "--algorithm", "fedavg", *small)
+    assert "nearest: reconstruct.rate" in mistake("train", "--set", "reconstruct.rat=1")
+    assert "nearest: fedrecon-table1" in mistake("reproduce", "fedrecon-tabel1")
+    assert "fedrecon-movielens" in mistake("bench", "fedrecon-movielns")
+    assert "adagrad" in mistake("train", *small, "--set", "server.optimizer=adagrd")
+    assert "nearest: sample" in mistake("train", *small, "--set", "select.item=smaple:9@0.5,3@0.5")
+    assert "as in 1000@0.8,100@0.2, not '9@half'" in mistake(
+        "train", *small, "--set", "select.item=top:9@half"
+    )
+    assert "'colour'" in mistake("train", "--set", "data.colour=red")
+    assert "nearest: fed_avg" in mistake("settings", "--algorithm", "fedavg")
+    assert "client optimizer 'adamm' (nearest: adam" in mistake(
+        "train", *small, "--set", "update.optimizer=adamm"
+    )
+    assert "value of evaluation_split.kind 'halfs' (nearest: halves" in mistake(
+        "train", *small, "--set", "evaluation_split.kind=halfs"
+    )
+
+
+def test_values_of_the_wrong_kind(mistake, small, tmp_path):
+    assert "must be a number, not 'fast'" in mistake("train", "--set", "server.rate=fast")
+    assert "dotted.key=value" in mistake("train", "--set", "server.rate")
+    assert "is a section" in mistake("train", "--set", "server=3")
+    assert "could not read the configuration" in mistake("train", "--config", str(tmp_path / "none.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = = 3")
+    assert "is not a TOML file" in mistake("train", "--config", str(broken))
+    assert "only 40" in mistake("train", *small[:-4], "--cohort", "41", "--rounds", "1")
+    assert "--out DIR" in mistake("train", "--resume")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rounds", "-5"], "'rounds' must be at least 1, not -5"),
+        (["--rounds", "0"], "'rounds' must be at least 1"),
+        (["--rounds", "many"], "'rounds' must be a whole number, not 'many'"),
+        (["--seed", "-1"], "'seed' must be between 0 and"),
+        (["--seed", "99999999999999999999"], "'seed' must be between 0 and"),
+        (["--cohort", "0"], "'cohort.size' must be at least 1"),
+        (["--set", "simulation.lanes=-1"], "'simulation.lanes' must be at least 0"),
+        (["--set", "simulation.rounds_per_call=0"], "'simulation.rounds_per_call' must be at least 1"),
+        (["--set", "data.num_clients=abc"], "'data.num_clients' must be a whole number, not 'abc'"),
+        (["--set", "data.num_clients=-3"], "num_clients"),
+        (["--set", "data.dim=0"], "dim is 0"),
+        (
+            ["--set", "data.nope=3"],
+            "task 'planted' has no option 'nope' (nearest: noise); `partwise settings planted`",
+        ),
+        (["--set", "cohort.over_selection=1e9"], "Lower cohort.over_selection"),
+        (["planted", "--set", "task=movielens"], "two tasks were given"),
+    ],
+)
+def test_values_out_of_range(mistake, tmp_path, monkeypatch, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert says in mistake("train", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_client_broken_is_a_mistake(mistake, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = mistake("train", *small, "--set", "update.rate=1e30")
+    assert "no client counted in 4 rounds" in text
+    assert "20 updates that were not finite" in text
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_a_bug_says_that_it_is_one(capsys, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr("partwise.experiments.describe.list_settings", broken)
+    monkeypatch.delenv("PARTWISE_DEBUG", raising=False)
+    assert main(["settings", "my task"]) == 1
+    text = " ".join(capsys.readouterr().err.split())
+    assert "this is a bug in partwise" in text
+    assert "ZeroDivisionError: oh" in text
+    assert "`partwise settings 'my task'`" in text
+    assert "Traceback" not in text
+    assert main(["settings", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_errors_are_json_too(capsys):
+    assert main(["train", "movielen", "--json"]) == 2
+    assert "nearest: movielens" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_evaluating_with_settings_that_change_the_model_is_refused(mistake, run_folder):
+    assert "'default/user' of shape (3,), and these settings make it (4,)" in mistake(
+        "evaluate", str(run_folder), "--set", "data.dim=4"
+    )
+    assert "other ids" in mistake("evaluate", str(run_folder), "--set", "data.num_items=30")
+    assert "must be one of train, validation, test" in mistake("evaluate", str(run_folder), "--split", "tset")
