@@ -12,7 +12,7 @@ and clients must come back with what they kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -151,6 +151,6 @@ def _plain_for_control(optimizer: Optimizer) -> Optimizer:
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         changes, state = optimizer.transform.update(updates, state, params)
         control = {path: -x for path, x in updates.items() if _is_control(path)}
-        return {**dict(changes), **control}, state  # pyright: ignore[reportArgumentType]
+        return {**cast(dict, changes), **control}, state
 
     return optimizer._replace(transform=optax.GradientTransformation(optimizer.transform.init, update))
