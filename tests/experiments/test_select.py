@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from partwise.config.algorithms import settings_for
 from partwise.config.settings import Config
 from partwise.data.writers import generate_writers
 from partwise.experiments import reproduce as papers
 from partwise.experiments import select, study
 from partwise.experiments.run import silent
 from partwise.simulation import loop
-from partwise.tasks import defaults_of, load_task
+from partwise.tasks import load_task
 
 TAGS = [f"tag{k}" for k in range(8)]
 
@@ -178,7 +179,7 @@ def test_rates_are_tuned_by_the_validation_clients():
     task = load_task(
         "tags-planted", num_clients=30, num_words=60, num_tags=6, mean_examples=8, words_per_example=8
     )
-    config = Config(task=task.name).changed(defaults_of(task, "fed_select"))
+    config = Config(task=task.name).changed(settings_for(task.defaults, "fed_select"))
     config = config.changed({"rounds": 3, "cohort.size": 4, "simulation.lanes": 1, "select.word": "own"})
     grid = {"update.rate": (0.0, 1.0), "server.rate": (0.3,)}
     rates, tried = study.tune(task, config, grid, "recall_at_5", silent)

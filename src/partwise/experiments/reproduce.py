@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import write_file
-from partwise.experiments import fedrecon, select
+from partwise.experiments import fedrecon, fedsubavg, select
 from partwise.experiments.folder import to_json
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
+from partwise.experiments.study import PARTS
 from partwise.types import UserError, unknown
 
 QUICK_SEEDS = 2
@@ -48,6 +50,14 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "select-figure7": Reproduction(
         "Federated Select, Figure 7: structured, random and mixed keys, transformer", select.figure7, 3
     ),
+    "fedsubavg-table2": Reproduction(
+        "FedSubAvg, Table 2 and Figure 3: rounds to a target, every algorithm", fedsubavg.table2
+    ),
+    "fedsubavg-figure3": Reproduction("FedSubAvg, Figure 3 (and Table 2): curves", fedsubavg.table2),
+    "fedsubavg-table3": Reproduction(
+        "FedSubAvg, Table 3 and Figure 4: rounds to a target by cohort size", fedsubavg.table3
+    ),
+    "fedsubavg-figure4": Reproduction("FedSubAvg, Figure 4 (and Table 3): curves", fedsubavg.table3),
 }
 
 
@@ -59,7 +69,9 @@ def reproduce(
     quick: bool = False,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """Do it, and write NAME.json and pictures under `out`. `quick` shows that it works, not what it gives."""
+    """Do it, and write NAME.json and pictures under `out`. `quick` shows that it works, not what it gives.
+
+    What was finished when it was killed is under `out`/parts, and is not done again the next time."""
     if name not in REPRODUCTIONS:
         raise unknown("reproduction", name, REPRODUCTIONS)
     if seeds is None:
@@ -84,6 +96,7 @@ def reproduce(
         "replaced": replaced,
     }
     write_file(file, to_json(result))
+    shutil.rmtree(folder / PARTS, ignore_errors=True)
     return result
 
 
@@ -95,13 +108,20 @@ def _full_result(file: Path) -> bool:
         return False
 
 
+def _ours(row: Mapping[str, Any]) -> tuple[str, str]:
+    """The mean and its spread; of something that was not reached, beyond what it is."""
+    if row["ours"] is None:
+        return f"> {row['beyond']}", ""
+    return f"{row['ours']:.4f}", f"± {row['spread']:.4f}"
+
+
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
     """Paper beside ours."""
     title = f"{result['name']}: {QUICK}" if result["quick"] else result["name"]
     table = Table("row", "metric", "paper", "ours", "spread", title=title)
     for row in result["rows"]:
         paper = "-" if row["paper"] is None else f"{row['paper']:.4g}"
-        table.add_row(row["row"], row["metric"], paper, f"{row['ours']:.4f}", f"± {row['spread']:.4f}")
+        table.add_row(row["row"], row["metric"], paper, *_ours(row))
     console.print(table)
     console.print(f"{result['seconds']:.0f} s; JSON and pictures in {result['folder']}", highlight=False)
     if result["quick"]:

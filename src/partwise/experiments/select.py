@@ -15,7 +15,7 @@ import numpy as np
 from partwise.config.algorithms import settings_for
 from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status
-from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, tune
+from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
 from partwise.tasks import Task, load_task
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
@@ -87,8 +87,10 @@ QUICK_OPTIONS = {
 class Setup:
     """One study: its task with some options, and its tuned rates."""
 
-    def __init__(self, study: Study, data: str | None, quick: bool, progress: Progress, **options: Any):
-        self.study, self.quick, self.progress = study, quick, progress
+    def __init__(
+        self, study: Study, data: str | None, out: Path, quick: bool, progress: Progress, **options: Any
+    ):
+        self.study, self.out, self.quick, self.progress = study, out, quick, progress
         small = QUICK_OPTIONS[study.task] if quick else {}
         self.task: Task = load_task(study.task, data, **{**study.options, **small, **options})
         if quick:
@@ -114,13 +116,17 @@ class Setup:
         said: Callable[[Status], None] = lambda status: self.progress(
             status._replace(part="tuning the rates")
         )
-        self.rates, self.tried = tune(self.task, config, grid, self.study.metric, said)
+        self.rates, self.tried = once(
+            self.out,
+            [config.to_toml(), self.task.train, grid],
+            lambda: tune(self.task, config, grid, self.study.metric, said),
+        )
         return self.rates
 
     def compare(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trials]:
         """All variants with the tuned rates."""
         config = self.config.changed(self.rates)
-        return compare(self.task, config, variants, seeds, self.study.metric, self.progress)
+        return compare(self.task, config, variants, seeds, self.study.metric, self.progress, self.out)
 
     def rows(self, trials: Sequence[Trials]) -> list[dict[str, Any]]:
         """For the table."""
@@ -145,11 +151,13 @@ def _vocabularies(quick: bool) -> tuple[int, ...]:
     return (100, 1000) if quick else (1000, 10_000, 100_000)
 
 
-def _tag_setups(data: str | None, quick: bool, progress: Progress, sizes: Sequence[int]) -> dict[int, Setup]:
+def _tag_setups(
+    data: str | None, out: Path, quick: bool, progress: Progress, sizes: Sequence[int]
+) -> dict[int, Setup]:
     """The task at several numbers n of words (fewer where the data has fewer), with rates tuned at the middle."""
     setups: dict[int, Setup] = {}
     for n in sizes:
-        setup = Setup(TAGS, data, quick, progress, num_words=n)
+        setup = Setup(TAGS, data, out, quick, progress, num_words=n)
         setups[setup.num_keys("word")] = setup
     middle = list(setups.values())[len(setups) // 2]
     rates = middle.tune()
@@ -159,10 +167,10 @@ def _tag_setups(data: str | None, quick: bool, progress: Progress, sizes: Sequen
 
 
 def _tag_grid(
-    data: str | None, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
 ) -> tuple[dict[str, list[Trials]], dict[str, Any]]:
     """Trained for n words on the server and m keys a client: the trials by n, and what is told of them."""
-    setups = _tag_setups(data, quick, progress, _vocabularies(quick))
+    setups = _tag_setups(data, out, quick, progress, _vocabularies(quick))
     panels, rows = {}, []
     for n, setup in setups.items():
         sizes = [m for m in ((10,) if quick else (100, 1000, 10_000)) if m < n]
@@ -177,7 +185,7 @@ def figure2(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
 ) -> dict[str, Any]:
     """Recall by round for numbers m of keys a client, at each number n of words on the server."""
-    panels, result = _tag_grid(data, seeds, quick, progress)
+    panels, result = _tag_grid(data, out, seeds, quick, progress)
     draw_curves(out / f"{FIGURE2}.png", panels, "recall@5 %, validation clients", quick)
     return result
 
@@ -188,7 +196,8 @@ def figure3(
     """Recall at the end against the size of a client's model: at each m, over n. It is the training of Figure 2;
     where `out` holds that, with the same data and trials, nothing is trained."""
     result = (
-        _earlier(out / f"{FIGURE2}.json", data, seeds, quick) or _tag_grid(data, seeds, quick, progress)[1]
+        _earlier(out / f"{FIGURE2}.json", data, seeds, quick)
+        or _tag_grid(data, out, seeds, quick, progress)[1]
     )
     rows = sorted(result["rows"], key=lambda row: (row["m"] or np.inf, row["n"]))
     name = lambda m: f"m = {m:,}" if m else "no selection"
@@ -214,7 +223,7 @@ def figure4(
     m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
     panels, rows, setup = {}, [], None
     vocabularies = _vocabularies(quick)[-1:] if quick else _vocabularies(quick)
-    for n, setup in _tag_setups(data, quick, progress, vocabularies).items():
+    for n, setup in _tag_setups(data, out, quick, progress, vocabularies).items():
         variants = [
             Variant("top", {"select.word": f"top:{m}"}),
             Variant("random", {"select.word": f"sample:{m}"}),
@@ -236,7 +245,7 @@ def _random_keys(study: Study, paper: Mapping[int, float], name: str) -> Callabl
     def reproduction(
         data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
     ) -> dict[str, Any]:
-        setup = Setup(study, data, quick, progress)
+        setup = Setup(study, data, out, quick, progress)
         setup.tune()
         most = setup.num_keys("filter")
         choice = lambda m: "all" if m == most else f"random:{m}"
@@ -260,7 +269,7 @@ def figure6(
     """The same random keys for all clients of a round, or independent ones."""
     panels, rows, told = {}, [], {}
     for study, sizes in ((CNN, (8, 16)), (TWO_LAYERS, (50, 100))):
-        setup = Setup(study, data, quick, progress)
+        setup = Setup(study, data, out, quick, progress)
         setup.tune()
         network = study.options["network"]
         variants = [
@@ -279,7 +288,7 @@ def figure7(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
 ) -> dict[str, Any]:
     """Accuracy against the size of a client's model: structured, random and mixed keys by the factor alpha."""
-    setup = Setup(WORDS, data, quick, progress)
+    setup = Setup(WORDS, data, out, quick, progress)
     setup.tune()
     words, units = setup.num_keys("word"), setup.num_keys("unit")
     of_words = lambda a: {"select.word": f"top:{max(int(a * words), 1)}"}

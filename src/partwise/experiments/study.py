@@ -5,6 +5,8 @@ Rates are tuned once, without what is varied, and the same for all variants (as 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,8 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from partwise.checkpoint import write_file
 from partwise.config.algorithms import prepare
 from partwise.config.settings import Config
+from partwise.experiments.folder import to_json
 from partwise.experiments.picture import save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.experiments.sweep import RATES, grid_of
@@ -22,6 +26,8 @@ from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
 from partwise.types import UserError
+
+PARTS = "parts"  # folder of what a reproduction has finished so far
 
 
 class Variant(NamedTuple):
@@ -43,6 +49,17 @@ class Trials(NamedTuple):
     relative_size: float  # of what a client is sent, to the server's model
     seconds: float
 
+    def told(self) -> dict[str, Any]:
+        """All but the variant, for JSON; `of` reads it."""
+        values = self._asdict() | {"curves": self.curves.tolist(), "tests": self.tests.tolist()}
+        return {name: value for name, value in values.items() if name != "variant"}
+
+    @classmethod
+    def of(cls, variant: Variant, told: Mapping[str, Any]) -> Trials:
+        """What `told` says of a variant."""
+        arrays = {name: np.array(told[name], float) for name in ("curves", "tests")}
+        return cls(variant, **{**told, **arrays})
+
     def row(self, metric: str) -> dict[str, Any]:
         """As `reproduce --json` tells it."""
         return {
@@ -59,6 +76,16 @@ class Trials(NamedTuple):
             "changes": dict(self.variant.changes),
             "seconds": self.seconds,
         }
+
+
+def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
+    """What `make` gives, as JSON; what a reproduction had finished before it was killed is not made again. `what`
+    says which part it is: all that it depends on."""
+    name = hashlib.sha256("\n".join(map(str, what)).encode()).hexdigest()[:24]
+    file = folder / PARTS / f"{name}.json"
+    if not file.exists():
+        write_file(file, to_json(make()))
+    return json.loads(file.read_text())
 
 
 def tune(
@@ -133,6 +160,7 @@ def compare(
     seeds: Sequence[int],
     metric: str,
     progress: Progress,
+    folder: Path,
 ) -> list[Trials]:
     """All variants, one after the other. They differ in how they are trained, not in how they are judged, so one
     program judges them all."""
@@ -141,7 +169,12 @@ def compare(
     for number, variant in enumerate(variants, 1):
         part = f"{variant.name} ({number} of {len(variants)})"
         shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
-        done.append(run_trials(task, config, variant, seeds, metric, shown, evaluate))
+        found = once(
+            folder,
+            [config.to_toml(), task.train, variant, list(seeds)],
+            lambda v=variant, s=shown: run_trials(task, config, v, seeds, metric, s, evaluate).told(),
+        )
+        done.append(Trials.of(variant, found))
     return done
 
 
