@@ -140,3 +140,20 @@ def make_client() -> Callable[..., Client]:
 @pytest.fixture(scope="session")
 def biased_model() -> Callable[..., Model]:
     return _biased
+
+
+@pytest.fixture(scope="session")
+def liked_folder(tmp_path_factory):
+    """A tiny ml-1m folder, for `movielens-liked`: of 24 users women like movies 10 to 24, men 30 to 44."""
+    path = tmp_path_factory.mktemp("ml-1m")
+    ratings, users = [], []
+    for user in range(1, 25):
+        woman = user % 2
+        users.append(f"{user}::{'F' if woman else 'M'}::{(18, 25, 56)[user % 3]}::1::x\n")
+        for repeat in range(5):
+            for k, movie in enumerate((10, 20, 30, 40)):
+                stars = 5 if (k < 2) == bool(woman) else 2
+                ratings.append(f"{user}::{movie + repeat}::{stars}::{user}\n")
+    (path / "ratings.dat").write_text("".join(ratings))
+    (path / "users.dat").write_text("".join(users))
+    return path

@@ -8,28 +8,9 @@ import pytest
 from partwise import load_task, train
 from partwise.testing import check_task
 
-MOVIES = (10, 20, 30, 40)
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """24 users; women like movies 10 and 20, men 30 and 40."""
-    path = tmp_path_factory.mktemp("ml-1m")
-    ratings, users = [], []
-    for user in range(1, 25):
-        woman = user % 2
-        users.append(f"{user}::{'F' if woman else 'M'}::{(18, 25, 56)[user % 3]}::1::x\n")
-        for repeat in range(5):
-            for k, movie in enumerate(MOVIES):
-                stars = 5 if (k < 2) == bool(woman) else 2
-                ratings.append(f"{user}::{movie + repeat}::{stars}::{user}\n")
-    (path / "ratings.dat").write_text("".join(ratings))
-    (path / "users.dat").write_text("".join(users))
-    return path
-
-
-def test_the_contract_and_the_features(folder):
-    task = load_task("movielens-liked", str(folder))
+def test_the_contract_and_the_features(liked_folder):
+    task = load_task("movielens-liked", str(liked_folder))
     check_task(task)
     names = task.train.vocabularies["features"]
     assert task.options["num_features"] == len(names) == 2 + 7 + 20 + 2 * 20 + 7 * 20
@@ -48,15 +29,17 @@ def test_the_contract_and_the_features(folder):
         assert part.counts.tolist() == [count] * 24
 
 
-def test_the_cut_is_the_seeds(folder):
-    rows = lambda **options: load_task("movielens-liked", str(folder), **options).test.columns["features"]
+def test_the_cut_is_the_seeds(liked_folder):
+    rows = lambda **options: load_task("movielens-liked", str(liked_folder), **options).test.columns[
+        "features"
+    ]
     assert np.array_equal(rows(), rows())
     assert not np.array_equal(rows(), rows(seed=1))
 
 
-def test_it_learns_who_likes_what(folder):
+def test_it_learns_who_likes_what(liked_folder):
     settings = {"simulation__lanes": 4, "update__rate": 1.0}
-    run = train("movielens-liked", data=str(folder), rounds=12, **settings)
+    run = train("movielens-liked", data=str(liked_folder), rounds=12, **settings)
     assert run.test["auc"] > 0.9
     assert run.test["accuracy"] > 0.8
     assert run.config.algorithm == "fed_avg"

@@ -1,7 +1,8 @@
 """How ill-conditioned heat makes the global objective, and what the correction does (FedSubAvg, section 4).
 
 FedAvg descends an objective with the Hessian H = 1/N sum H_i, every client equally. FedSubAvg descends one with
-the Hessian D^(1/2) H D^(1/2), D = diag(N / n_m) (equation 2). Both are dense here: for a few hundred features.
+the Hessian D^(1/2) H D^(1/2), D = diag(N / n_m) (equation 2). Both are dense here: for a few hundred features;
+`sparse_conditioning` is for more.
 """
 
 from __future__ import annotations
@@ -61,29 +62,40 @@ def conditioning(clients: Iterable[ClientHessian], num_parameters: int) -> Condi
         rho_1, rho_2 = min(rho_1, float(eigenvalues[0])), max(rho_2, float(eigenvalues[-1]))
         total[np.ix_(held, held)] += hessian
         counts[held] += 1
+    check_curved(rho_1, rho_2)
+    return _compare(total / num_clients, Heat("", counts, num_clients), rho_1, rho_2)
+
+
+def check_curved(rho_1: float, rho_2: float) -> None:
+    """Raise unless the clients' Hessians are positive definite."""
     if not ROUNDING * rho_2 < rho_1 < np.inf:
         raise UserError(
             f"the least eigenvalue of a client's Hessian is {rho_1:g}, and the theorems need more than 0 "
             f"(Assumption 1): give clients that hold something, and an l2 above 0"
         )
-    return _compare(total / num_clients, Heat("", counts, num_clients), rho_1, rho_2)
 
 
 def _compare(hessian: np.ndarray, heat: Heat, rho_1: float, rho_2: float) -> Conditioning:
     held = np.flatnonzero(heat.counts)
     root = np.sqrt(coefficients(heat)[held].astype(float))
     hessian = hessian[np.ix_(held, held)]
-    values = np.linalg.eigvalsh(hessian)
-    corrected = np.linalg.eigvalsh(root[:, None] * hessian * root)
-    least, most = int(heat.counts[held].min()), int(heat.counts.max())
+    values, corrected = np.linalg.eigvalsh(hessian), np.linalg.eigvalsh(root[:, None] * hessian * root)
+    return bounded((values[0], values[-1]), (corrected[0], corrected[-1]), heat, rho_1, rho_2)
+
+
+def bounded(
+    plain: tuple[float, float], corrected: tuple[float, float], heat: Heat, rho_1: float, rho_2: float
+) -> Conditioning:
+    """Condition numbers beside their bounds, from (least, largest) eigenvalues without and with the correction."""
+    least, most = int(heat.counts[heat.counts > 0].min()), int(heat.counts.max())
     return Conditioning(
-        condition=float(values[-1] / values[0]),
-        corrected=float(corrected[-1] / corrected[0]),
+        condition=float(plain[1] / plain[0]),
+        corrected=float(corrected[1] / corrected[0]),
         dispersion=most / least,
         rho_1=rho_1,
         rho_2=rho_2,
         lower=most * rho_1 / (least * rho_2),
-        upper=float(rho_2 * most / (heat.total * values[0])),
+        upper=float(rho_2 * most / (heat.total * plain[0])),
         corrected_upper=float(rho_2 / corrected[0]),
         corrected_bound=rho_2 / rho_1,
     )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import write_file
-from partwise.experiments import fedrecon, fedsubavg, select
+from partwise.experiments import fedrecon, fedsubavg, select, theory
 from partwise.experiments.folder import to_json
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
@@ -58,6 +58,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "FedSubAvg, Table 3 and Figure 4: rounds to a target by cohort size", fedsubavg.table3
     ),
     "fedsubavg-figure4": Reproduction("FedSubAvg, Figure 4 (and Table 3): curves", fedsubavg.table3),
+    "fedsubavg-theory": Reproduction("FedSubAvg, Example 1, Theorems 1 and 2: MovieLens", theory.theory, 1),
 }
 
 
