@@ -1,7 +1,9 @@
 """A run that goes on: only with the run that is there, and never to fewer rounds than it has."""
 
+import numpy as np
 import pytest
 
+from partwise.checkpoint import load_arrays
 from partwise.experiments.folder import Folder
 from partwise.experiments.run import evaluate_run, train
 from partwise.tasks import load_task
@@ -19,12 +21,53 @@ SMALL = {
     "simulation.lanes": 2,
     "server.schedule": "constant",
 }
+CARRIED = {
+    "rounds": 6,
+    "cohort.size": 6,
+    "simulation.checkpoint_every": 2,
+    "simulation.rounds_per_call": 1,
+    "simulation.lanes": 3,
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
     train("planted", out=tmp_path / "run", changes=SMALL)
     return Folder(tmp_path / "run")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("setting", "shape", "times"),
+    [
+        ({"algorithm": "scaffold"}, (24,), 1),  # a control variate of the bias for each of 24 clients
+        ({"algorithm": "fed_avg", "server.mean": "seen"}, (209,), 2),  # weights, and holders, of 209 features
+    ],
+)
+def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, setting, shape, times):
+    """What clients keep, or the aggregator counts: resumed, it ends in every bit as if it had not been killed."""
+    given = {"data": str(liked_folder), "changes": {**CARRIED, **setting}}
+    whole = train("movielens-liked", out=tmp_path / "whole", **given)
+
+    def kill(status):
+        if status.round == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train("movielens-liked", out=tmp_path / "killed", progress=kill, **given)
+    assert Folder(tmp_path / "killed").last_checkpoint().header["round"] == 4
+    resumed = train(out=tmp_path / "killed", resume=True)
+    losses = [[record["train"]["loss"] for record in run.records] for run in (whole, resumed)]
+    assert losses[0] == losses[1]
+    last = [Folder(tmp_path / name).last_checkpoint().path for name in ("whole", "killed")]
+    (expected, _), (found, _) = map(load_arrays, last)
+    assert expected.keys() == found.keys()
+    assert [array.any() for array in found.values() if array.shape == shape] == [True] * times
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 def test_fewer_rounds_than_are_done_are_refused(folder):
@@ -36,9 +79,6 @@ def test_fewer_rounds_than_are_done_are_refused(folder):
 
 
 def test_killed_in_an_extension_it_goes_on_to_the_new_number(folder):
-    class Killed(BaseException):
-        pass
-
     def kill(status):
         raise Killed
 

@@ -167,14 +167,14 @@ def _prepare_central(task: Task, config: Config) -> Prepared:
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
     """What a client that has the trained model does with it, and its rates."""
-    return _recon_build(setting, config), rates_of(config)
+    return _recon_build(setting, config.changed({"update.proximal": 0.0})), rates_of(config)
 
 
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
     """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
     if task.seen or not task.personal.partition.local_paths:
         return build, _stateful(task)
-    return _recon_build(task.personal, config), task.personal
+    return evaluation_build(task.personal, config)[0], task.personal
 
 
 def _stateful(task: Task) -> Setting:

@@ -1,0 +1,128 @@
+"""Algorithms by name: each trains a small task, and what does not fit together is refused before anything runs."""
+
+import numpy as np
+import pytest
+
+from partwise.config.algorithms import ALGORITHMS, prepare, settings_for
+from partwise.config.settings import Config
+from partwise.data.heat import coefficients
+from partwise.experiments.run import evaluate_run, train
+from partwise.model.partition import partition
+from partwise.selection.heat import count_heats
+from partwise.tasks import load_task
+from partwise.types import UserError
+
+PLANTED = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}
+SMALL = {"rounds": 2, "cohort.size": 4, "simulation.lanes": 2, "simulation.rounds_per_call": 2}
+
+
+@pytest.fixture(scope="module")
+def liked(liked_folder):
+    return load_task("movielens-liked", str(liked_folder))
+
+
+def configured(task, algorithm, **changes):
+    given = settings_for(task.defaults, algorithm) | SMALL
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    return Config(task=task.name).changed(given | changes)
+
+
+def prepared(task, algorithm, **changes):
+    return prepare(task, configured(task, algorithm, **changes))
+
+
+# fed_recon needs unseen clients, and central has a test of its own
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("fed_recon", "central")])
+def test_every_algorithm_trains_two_rounds(liked, algorithm):
+    run = train(liked, changes={**SMALL, "algorithm": algorithm, "update.max_steps": 3})
+    assert [record["round"] for record in run.records] == [1, 2]
+    assert all(np.isfinite(record["train"]["loss"]) for record in run.records)
+    assert np.any(run.params["weights"] != 0)
+    assert np.isfinite(run.test["auc"])
+
+
+@pytest.mark.parametrize("algorithm", ["fed_prox", "scaffold"])
+def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_path, algorithm):
+    """Training has what evaluation, which rebuilds local parts, does not know: a pull, control variates."""
+    changes = {f"data.{name}": value for name, value in PLANTED.items()} | SMALL
+    run = train("planted", out=tmp_path / "run", changes={**changes, "algorithm": algorithm})
+    assert evaluate_run(tmp_path / "run")["rmse"] == pytest.approx(run.test["rmse"], rel=1e-6)
+    mine = run.task.test.gather(np.array([0])).select(("item", "rating"))
+    assert set(run.personal.personalize(mine)) == {"user"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "says"),
+    [
+        ("fed_avg", {"update.proximal": 0.1}, r"update\.proximal is fed_prox's: leave it out with fed_avg"),
+        ("fed_sub_avg", {"update.proximal": 0.1}, r"leave it out with fed_sub_avg, or use fed_prox"),
+        ("fed_prox", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
+        ("scaffold", {"update.optimizer": "adam"}, r"unknown value of update\.optimizer 'adam'.*sgd"),
+        ("scaffold", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
+        ("scaffold", {"server.mean": "heat"}, r"unknown value of server\.mean 'heat'"),
+        ("scaffold", {"server.weighting": "examples"}, r"unknown value of server\.weighting 'examples'"),
+        ("scaffold", {"scaffold.control": "both"}, r"unknown value of scaffold\.control 'both'"),
+        ("fed_avg", {"server.mean": "heats"}, r"unknown value of server\.mean 'heats' \(nearest: heat"),
+        (
+            "fed_select",
+            {"server.mean": "heat", "select.feature": "random:9"},
+            r"select\.feature = random:9 they train others: use server\.mean = seen",
+        ),
+        ("fed_select", {"server.mean": "heat", "select.feature": "top:9"}, r"select\.feature = top"),
+    ],
+)
+def test_what_does_not_fit_is_refused(liked, algorithm, changes, says):
+    with pytest.raises(UserError, match=says):
+        train(liked, changes={**SMALL, "algorithm": algorithm, **changes})
+
+
+@pytest.mark.parametrize("mean", ["heat", "seen"])
+def test_a_task_without_keys_has_no_heat(mean):
+    task = load_task("planted", **PLANTED)
+    setting = task.stateful._replace(partition=partition(task.stateful.model, {}))  # all shared
+    with pytest.raises(UserError, match=rf"server\.mean = {mean} corrects.*the task has none: use cohort"):
+        prepared(task._replace(stateful=setting), "fed_avg", server__mean=mean)
+
+
+@pytest.mark.parametrize("cap", ["0.5", "0", "-1"])
+def test_a_cap_below_1_is_refused(cap):
+    with pytest.raises(UserError, match=r"'server\.cap' must be between 1 and"):
+        Config().changed({"server.cap": cap})
+
+
+@pytest.mark.parametrize(("weighting", "by"), [("uniform", "clients"), ("examples", "samples")])
+def test_heat_is_counted_by_what_clients_weigh_and_capped(liked, weighting, by):
+    built = prepared(liked, "fed_sub_avg", server__weighting=weighting, server__cap=3)
+    algorithm = built.build(built.rates)
+    heat = count_heats(built.store, algorithm.partition, by)["feature"]
+    carried = algorithm.aggregator.init(algorithm.partition)
+    np.testing.assert_array_equal(carried["factors"]["feature"], coefficients(heat, cap=3))
+    assert float(carried["factors"]["feature"].max()) == 3
+
+
+def test_fed_sub_avg_is_fed_avg_with_heat(liked):
+    named, said, plain = (
+        prepared(liked, "fed_sub_avg"),
+        prepared(liked, "fed_avg", server__mean="heat"),
+        prepared(liked, "fed_avg"),
+    )
+    carried = [
+        algorithm.aggregator.init(algorithm.partition)
+        for algorithm in (each.build(each.rates) for each in (named, said, plain))
+    ]
+    np.testing.assert_array_equal(*(each["factors"]["feature"] for each in carried[:2]))
+    assert not carried[2]
+
+
+def test_central_rounds_of_so_many_batches(liked):
+    """A round draws update.max_steps batches from all examples; without it, it is an epoch."""
+    whole = prepared(liked, "central")
+    assert whole.store.counts.tolist() == [liked.train.num_examples]
+    some = prepared(liked, "central", update__max_steps=5, update__batch_size=8)
+    assert (some.recruiting.size, some.store.num_examples) == (1, liked.train.num_examples)
+    assert set(some.store.counts[:-1]) == {40}
+    run = train(
+        liked, changes={**SMALL, "algorithm": "central", "update.max_steps": 5, "update.batch_size": 8}
+    )
+    assert [record["examples"] for record in run.records] == [40, 40]
+    assert np.isfinite(run.test["auc"])
