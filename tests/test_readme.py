@@ -69,5 +69,10 @@ def test_the_code_of_the_page_on_adding_runs(tmp_path):
 
 def test_the_code_of_the_page_on_heat_runs_and_tells_what_the_page_tells(tmp_path):
     printed = run(blocks("docs/heat.md"), tmp_path)
-    for told in ("w_1 = 3.843, w_2 = 0.044", "[  1 100] 100 100.0", "condition number 100, corrected 1"):
+    for told in (
+        "FedAvg after 40 rounds: w_1 = 3.843, w_2 = 0.044",
+        "FedSubAvg after 40 rounds: w_1 = 0.059, w_2 = 0.044",
+        "[  1 100] 100 100.0",
+        "condition number 100, corrected 1",
+    ):
         assert told in printed
