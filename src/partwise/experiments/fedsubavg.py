@@ -262,7 +262,7 @@ class Trial:
                 value = look(simulation.state.params)[case.metric]
             except UserError:
                 break
-            found.append(case.worst if value is None else float(value))
+            found.append(float(value) if value is not None and np.isfinite(value) else case.worst)
         found += [case.worst] * (len(rounds) - len(found))
         return {"curve": found, "seconds_per_round": float(np.median(spent))}
 
