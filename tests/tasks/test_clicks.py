@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from partwise import load_task, train
-from partwise.config.algorithms import prepare
+from partwise.config.algorithms import prepare, settings_for
 from partwise.config.settings import Config
-from partwise.tasks import defaults_of
 from partwise.tasks.clicks import ATTENTION, attend, deep_interest_network
 from partwise.testing import check_algorithm, check_task
 
@@ -73,7 +72,7 @@ def test_the_contract(task):
 
 def test_the_compiled_cohort_equals_the_plain_loop(task):
     small = task._replace(train=task.train.take(np.arange(3)).cap(6))
-    config = Config().changed(defaults_of(small, "fed_avg") | {"task": "clicks", "cohort.size": 2})
+    config = Config().changed(settings_for(small.defaults, "fed_avg") | {"task": "clicks", "cohort.size": 2})
     prepared = prepare(small, config)
     check_algorithm(prepared.build, prepared.rates, prepared.store, cohort=2, rounds=1, lanes=(2,))
 

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from partwise.config.algorithms import prepare
+from partwise.config.algorithms import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.experiments.run import train
-from partwise.tasks import defaults_of, load_task
+from partwise.tasks import load_task
 from partwise.tasks.sentiment import two_layer_lstm
 from partwise.testing import check_algorithm, check_task
 from partwise.types import UserError
@@ -98,7 +98,7 @@ def test_words_that_are_nothing_are_skipped():
 def test_compiled_rounds_are_those_of_a_plain_loop(tmp_path):
     (tmp_path / "some.csv").write_text(tweets(3, 5, num_words=3))
     task = load_task("sentiment", str(tmp_path), min_texts=5, length=4, **SMALL)
-    config = Config(algorithm="fed_avg").changed(defaults_of(task, "fed_avg"))
+    config = Config(algorithm="fed_avg").changed(settings_for(task.defaults, "fed_avg"))
     prepared = prepare(task, config)
     check_algorithm(prepared.build, prepared.rates, prepared.store, cohort=2, lanes=(2,))
 

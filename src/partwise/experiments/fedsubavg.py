@@ -334,7 +334,8 @@ def _named(progress: Progress, part: str) -> Progress:
 def draw(path: Path, panels: Mapping[str, tuple[Mapping[str, Curves], float]], quick: bool) -> None:
     """Mean over trials by round, a panel for each task; the target is dashed."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
-    for axes, (title, (lines, target)) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+    all_axes = np.atleast_1d(figure.subplots(1, len(panels)))
+    for axes, (title, (lines, target)) in zip(all_axes, panels.items(), strict=True):
         for name, curves in lines.items():
             axes.plot(curves.rounds, np.mean(curves.values, axis=0), label=name, linewidth=1.2)
         axes.axhline(target, color="#8a8a8a", linestyle="--", linewidth=0.8)
