@@ -308,6 +308,11 @@ def partition(
         if space not in spaces:
             raise UserError(f"columns are given for key space '{space}', which no rule names")
     result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
+    if not any(path not in result.of("frozen") for path in result.server_paths):
+        raise UserError(
+            f"nothing of this model is learned together: {', '.join(shapes)} are all local or frozen. Make at least "
+            f"one of them shared() or keyed(...), or start local ones from a default that is learned, local('learned')"
+        )
     _check_spaces(result)
     return result
 
