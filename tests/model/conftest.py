@@ -1,4 +1,4 @@
-"""One model in several frameworks: score = relu(item row . hidden) . out, the output layer being the client's own."""
+"""One model in several frameworks: score = relu(item row . hidden) . out, of which out is the client's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from partwise.simulation.loop import Simulation
 from partwise.tree import flatten, unflatten
 
 NUM_ITEMS, DIM, UNITS = 30, 4, 5
-BATCH = {"item": jnp.array([3, 0, 29, 3]), "rating": jnp.array([1.0, 5.0, 2.0, 4.0])}
 DIGITS = {"pixels": jnp.linspace(-1, 1, 24).reshape(6, 4) ** 2, "label": jnp.array([0, 1, 2, 0, 1, 2])}
 
 
@@ -107,11 +106,6 @@ def digits() -> dict[str, jax.Array]:
 
 
 @pytest.fixture(scope="session")
-def rated() -> dict[str, jax.Array]:
-    return BATCH
-
-
-@pytest.fixture(scope="session")
 def losses() -> dict[str, Callable]:
     return {"squared": squared, "crossed": crossed}
 
@@ -119,7 +113,8 @@ def losses() -> dict[str, Callable]:
 def _step(model: Model, params: dict, batch: dict, rate: float, seed: int = 0) -> dict[str, jax.Array]:
     """One step of SGD, by path."""
     mean = lambda values: jnp.mean(model.train_loss(values, batch, jax.random.key(seed)))
-    return flatten(jax.tree_util.tree_map(lambda p, g: p - rate * g, params, jax.grad(mean)(params)))
+    gradients = jax.jit(jax.grad(mean))(params)
+    return flatten(jax.tree_util.tree_map(lambda p, g: p - rate * g, params, gradients))
 
 
 @pytest.fixture(scope="session")

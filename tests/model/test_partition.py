@@ -170,6 +170,11 @@ def test_a_twin_starts_where_it_changes_nothing_and_then_counts(twin):
         ),
         ({"out": keyed("item", axis=-4)}, r"no axis -4 to cut"),
         ({"scale": keyed("item")}, r"'scale' has shape \(\) and no axis 0"),
+        (
+            {"*": local()},
+            r"nothing of this model is learned together: all of item/bias, .* is local or frozen",
+        ),
+        ({"*/*": frozen(), "[ous]*": local()}, r"Make at least one of them shared\(\) or keyed"),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(rules, message):

@@ -99,7 +99,8 @@ def _refuse(rest: Any) -> None:
         kind = getattr(leaf, "type", type(leaf)).__name__
         raise UserError(
             f"this module has state of another kind than parameters, batch statistics and random streams: "
-            f"'{'/'.join(map(str, path))}' is a {kind}. Build it without, or make it an nnx.Param with the role frozen()"
+            f"'{'/'.join(map(str, path))}' is a {kind}. Build it without, or make it an nnx.Param with the role "
+            f"frozen()"
         )
 
 

@@ -310,8 +310,9 @@ def partition(
     result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
     if not any(path not in result.of("frozen") for path in result.server_paths):
         raise UserError(
-            f"nothing of this model is learned together: {', '.join(shapes)} are all local or frozen. Make at least "
-            f"one of them shared() or keyed(...), or start local ones from a default that is learned, local('learned')"
+            f"nothing of this model is learned together: all of {', '.join(shapes)} is local or frozen. Make at "
+            f"least one of them shared() or keyed(...), or let local ones start from a default that is learned, "
+            f"local('learned')"
         )
     _check_spaces(result)
     return result

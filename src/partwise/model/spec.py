@@ -88,8 +88,9 @@ def training_losses(model: Model, params: Params, batch: Batch, rng: jax.Array) 
     size = next(iter(batch.values())).shape[0]
     if jnp.shape(losses) != (size,):
         raise UserError(
-            f"the loss of a batch of {size} examples has shape {jnp.shape(losses)}; expected ({size},), one value for "
-            f"every example (a sum over its tokens, if it has several) and no mean over the batch: mend the model's loss"
+            f"the loss of a batch of {size} examples has shape {jnp.shape(losses)}; expected ({size},), one value "
+            f"for every example (a sum over its tokens, if it has several) and no mean over the batch: mend the "
+            f"model's loss"
         )
     return losses
 
