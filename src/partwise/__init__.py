@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from partwise.data import ClientStore as ClientStore
     from partwise.data import open_store as open_store
+    from partwise.data import read_rows as read_rows
     from partwise.data import read_table as read_table
     from partwise.experiments.personal import Personal as Personal
     from partwise.experiments.run import Run as Run
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "partwise.data": ("ClientStore", "open_store", "read_table"),
+    "partwise.data": ("ClientStore", "open_store", "read_rows", "read_table"),
     "partwise.experiments.personal": ("Personal",),
     "partwise.experiments.run": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
