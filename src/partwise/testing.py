@@ -110,6 +110,9 @@ def check_adapter(model: Model, batch: Mapping[str, jax.Array], tol: float = 1e-
         assert bool(jnp.isfinite(leaf).all()), f"the gradient of '{path}' is not finite"
     outputs = jax.jit(lambda params: model.predict(params, batch, rngs[0]))(params)
     _assert_close(jax.jit(lambda params: model.predict(params, batch, rngs[0]))(params), outputs, tol)
+    other = model.init(jax.random.key(0))
+    _assert_close(other, params, 0)
+    jax.tree_util.tree_map(lambda leaf: leaf.delete(), other)  # as those who train do, to save memory
     _assert_close(model.init(jax.random.key(0)), params, 0)
 
 

@@ -91,7 +91,8 @@ def test_weights_that_build_sets_are_where_training_begins(tmp_path, losses):
     start = model.init(jax.random.key(0))
     last = made.weights[-2]
     np.testing.assert_array_equal(start[last.path.removeprefix(f"{made.name}/")], last)
-    np.testing.assert_array_equal(*(model.init(jax.random.key(i))["norm/gamma"] for i in (0, 1)))
+    start["norm/gamma"].delete()  # as those who train do, to save memory
+    assert model.init(jax.random.key(1))["norm/gamma"].tolist() == [1] * 8
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_use(digits, losses):

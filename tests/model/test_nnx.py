@@ -58,7 +58,7 @@ def test_a_round_is_that_of_the_plain_functions(one_round, expected_round, losse
 
 
 def test_a_module_keeps_the_contract(digits, losses):
-    check_adapter(partwise.nnx(Digits, losses["crossed"], inputs="pixels"), digits)
+    check_adapter(partwise.nnx(Digits(nnx.Rngs(0)), losses["crossed"], inputs="pixels"), digits)
 
 
 def test_dropout_differs_from_step_to_step_and_is_off_in_use(digits, losses):

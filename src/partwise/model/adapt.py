@@ -48,6 +48,11 @@ def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
     return tuple(batch[name] for name in names)
 
 
+def begin_at(values: Any) -> Any:
+    """Values that a module came with, copied: whoever trains them may give their memory away."""
+    return jax.tree_util.tree_map(jnp.array, values)
+
+
 def full_precision(outputs: Any) -> Any:
     """Outputs of a module that computes with 16 bits, as 32: losses and their sums need them."""
     return jax.tree_util.tree_map(

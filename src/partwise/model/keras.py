@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.model.adapt import Inputs, arguments, check_values, following, full_precision
+from partwise.model.adapt import Inputs, arguments, begin_at, check_values, following, full_precision
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
 from partwise.types import UserError
 
@@ -128,7 +128,7 @@ def _check_built(model: Any, sizes: Mapping[str, int]) -> None:
 
 def _start(variable: Any, assigned: Any) -> Callable[[jax.Array], Any]:
     if assigned is not None:
-        return lambda rng: assigned
+        return lambda rng: begin_at(assigned)
     initializer, shape, dtype = variable._initializer, variable.shape, variable.dtype
 
     def start(rng: jax.Array) -> Any:

@@ -16,6 +16,7 @@ from partwise.model.adapt import (
     Inputs,
     Statistics,
     arguments,
+    begin_at,
     check_statistics,
     check_values,
     following,
@@ -60,7 +61,9 @@ def nnx_model(
     check_values(tree.flatten(nnx.to_pure_dict(learned)), "module")
 
     def init(rng: jax.Array) -> dict[str, Any]:
-        return nnx.to_pure_dict(nnx.state(template if ready else module(nnx.Rngs(rng)), LEARNED))
+        if ready:
+            return begin_at(nnx.to_pure_dict(learned))
+        return nnx.to_pure_dict(nnx.state(module(nnx.Rngs(rng)), LEARNED))
 
     def around(values: Any, rng: jax.Array) -> Any:
         """The module with these values, and its streams begun anew."""

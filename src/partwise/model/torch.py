@@ -19,6 +19,7 @@ from partwise.model.adapt import (
     Inputs,
     Statistics,
     arguments,
+    begin_at,
     check_statistics,
     check_values,
     following,
@@ -74,7 +75,7 @@ def torch_model(
         return loss(outputs, batch) + weight(batch) * following(values, moved)
 
     predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
-    return Model(lambda rng: dict(start), predict, loss, dict(metrics or {}), weight, training)
+    return Model(lambda rng: begin_at(start), predict, loss, dict(metrics or {}), weight, training)
 
 
 @contextmanager
