@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,8 @@ from partwise.testing import check_adapter
 from partwise.types import UserError
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("partwise.model.torch", exc_type=UserError)
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip("torchax is not installed", allow_module_level=True)
 nn = torch.nn
 RNG = jax.random.key(0)
 
