@@ -1,5 +1,6 @@
 """The README's second example and the code of the pages in docs/, run as they are written."""
 
+import importlib.util
 import json
 import os
 import re
@@ -16,8 +17,12 @@ from partwise.types import UserError
 ROOT = Path(__file__).parent.parent
 
 
+def parts(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+
+
 def blocks(page: str) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.S))
+    return "\n".join(parts(page))
 
 
 def run(code: str, folder: Path) -> str:
@@ -76,3 +81,30 @@ def test_the_code_of_the_page_on_heat_runs_and_tells_what_the_page_tells(tmp_pat
         "condition number 100, corrected 1",
     ):
         assert told in printed
+
+
+@pytest.mark.parametrize(
+    ("framework", "packages", "kept"),
+    [
+        ("nnx", ("flax",), "['norm/bias', 'norm/mean', 'norm/scale', 'norm/var']"),
+        ("keras", ("keras",), "['user_bias/embeddings', 'user_vector/embeddings']"),
+        ("torch", ("torch", "torchax"), "['head/bias', 'head/weight']"),
+    ],
+)
+def test_the_page_of_a_framework_goes_from_a_model_to_a_personal_one_in_15_lines(
+    framework, packages, kept, tmp_path
+):
+    if not all(importlib.util.find_spec(package) for package in packages):
+        pytest.skip(f"{' and '.join(packages)} not installed")
+    _, ours = parts(f"docs/{framework}.md")
+    assert len([line for line in ours.splitlines() if line.strip()]) <= 15
+    judged, own = run(blocks(f"docs/{framework}.md"), tmp_path).strip().split("\n", 1)
+    value = float(judged.split()[-1])
+    assert value < 0.6 if framework == "keras" else value > 0.7
+    assert own.startswith(kept)
+
+
+def test_the_code_of_the_page_on_data_runs(tmp_path):
+    printed = run(blocks("docs/data.md"), tmp_path)
+    assert "ClientStore(7 clients, 100 examples: pixels int64[2, 2], label int64)" in printed
+    assert float(printed.split()[-1]) < 0.1

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from partwise.data import ClientStore as ClientStore
     from partwise.data import open_store as open_store
+    from partwise.data import read_rows as read_rows
     from partwise.data import read_table as read_table
     from partwise.experiments.personal import Personal as Personal
     from partwise.experiments.run import Run as Run
     from partwise.experiments.run import train as train
+    from partwise.model.keras import keras_model as keras  # noqa: F401
+    from partwise.model.nnx import nnx_model as nnx  # noqa: F401
     from partwise.model.partition import frozen as frozen
     from partwise.model.partition import keyed as keyed
     from partwise.model.partition import local as local
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from partwise.model.partition import shared as shared
     from partwise.model.spec import Metric as Metric
     from partwise.model.spec import Model as Model
+    from partwise.model.torch import torch_model as torch  # noqa: F401
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "partwise.data": ("ClientStore", "open_store", "read_table"),
+    "partwise.data": ("ClientStore", "open_store", "read_rows", "read_table"),
     "partwise.experiments.personal": ("Personal",),
     "partwise.experiments.run": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
@@ -36,7 +40,10 @@ _HOMES = {
     "partwise.tasks": ("Setting", "Task", "load_task", "ratings_task"),
     "partwise.types": ("UserError",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names} | {
+    framework: (f"partwise.model.{framework}", f"{framework}_model")
+    for framework in ("keras", "nnx", "torch")
+}
 __all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
@@ -44,4 +51,5 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used, so that the command line starts quickly."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'partwise' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOME_OF[name]), name)
+    home, inside = _HOME_OF[name]
+    return getattr(importlib.import_module(home), inside)

@@ -7,11 +7,13 @@ def test_my_algorithm():
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partwise import tree
 from partwise.aggregation.mean import Aggregator
 from partwise.aggregation.total import Report, add_report, zero_total
 from partwise.algorithms.base import Build
@@ -19,11 +21,12 @@ from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
-from partwise.model.spec import Pooled, training_losses
+from partwise.model.spec import Model, Pooled, training_losses
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Setting, Task, find_task, is_named
+from partwise.types import Params
 
 
 def check_algorithm(
@@ -88,6 +91,31 @@ def check_task(task: Task) -> None:
         assert rebuilt.partition.roles == task.personal.partition.roles
 
 
+def check_adapter(model: Model, batch: Mapping[str, jax.Array], tol: float = 1e-5) -> None:
+    """A model made from another framework is pure functions: a value per example, the same whenever they are
+    traced, alone or side by side, with a finite gradient for every leaf in that leaf's type.
+
+    The batch has at least one column, and ids within the whole tables.
+    """
+    batch, rngs = dict(batch), jax.random.split(jax.random.key(1), 3)
+    params = model.init(jax.random.key(0))
+    _check_batch(model, params, batch)
+    mean = lambda params, rng: jnp.mean(training_losses(model, params, batch, rng))
+    alone = jax.jit(jax.value_and_grad(mean))
+    together = jax.jit(jax.vmap(jax.value_and_grad(mean), (None, 0)))(params, rngs)
+    for i, rng in enumerate(rngs):
+        _assert_close(jax.tree_util.tree_map(lambda x, i=i: x[i], together), alone(params, rng), tol)
+    for path, leaf in tree.flatten(alone(params, rngs[0])[1]).items():
+        assert leaf.dtype == tree.flatten(params)[path].dtype, f"the gradient of '{path}' is {leaf.dtype}"
+        assert bool(jnp.isfinite(leaf).all()), f"the gradient of '{path}' is not finite"
+    outputs = jax.jit(lambda params: model.predict(params, batch, rngs[0]))(params)
+    _assert_close(jax.jit(lambda params: model.predict(params, batch, rngs[0]))(params), outputs, tol)
+    other = model.init(jax.random.key(0))
+    _assert_close(other, params, 0)
+    jax.tree_util.tree_map(lambda leaf: leaf.delete(), other)  # as those who train do, to save memory
+    _assert_close(model.init(jax.random.key(0)), params, 0)
+
+
 def _check_setting(setting: Setting, store: ClientStore) -> None:
     model, partition = setting.model, setting.partition
     position = int(np.argmax(store.counts))
@@ -96,11 +124,17 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
         for name, column in store.select(setting.columns).examples(position).items()
     }
     params = model.init(jax.random.key(0))
-    outputs = model.predict(params, batch, jax.random.key(1))
+    _check_batch(model, params, batch)
+    _assert_close(partition.merge(*partition.split(params)), params, 0)
+
+
+def _check_batch(model: Model, params: Params, batch: dict[str, jax.Array]) -> None:
+    """Loss, weight and metrics of a batch have one value per example, and the losses are finite."""
+    outputs = jax.jit(model.predict)(params, batch, jax.random.key(1))
     size = next(iter(batch.values())).shape[0]
     assert model.loss(outputs, batch).shape == (size,), "the loss must have one value per example"
-    training = training_losses(model, params, batch, jax.random.key(1))
-    assert training.shape == (size,), "the training loss must have one value per example"
+    training = jax.jit(partial(training_losses, model))(params, batch, jax.random.key(1))
+    assert bool(jnp.isfinite(training).all()), f"the training loss is not finite: {training}"
     assert model.weight(batch).shape == (size,), "the weight must have one value per example"
     for name, metric in model.metrics.items():
         if isinstance(metric, Pooled):
@@ -108,7 +142,6 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
         else:
             shapes = {metric.values(outputs, batch).shape}
         assert shapes == {(size,)}, f"metric '{name}' must have one value per example"
-    _assert_close(partition.merge(*partition.split(params)), params, 0)
 
 
 def _all_shared() -> Partition:

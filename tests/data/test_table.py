@@ -125,7 +125,7 @@ def test_files_that_are_not_tables(tmp_path):
     with pytest.raises(UserError, match=r"holds no .parquet file"):
         read_table(tmp_path, "user")
     (tmp_path / "r.xlsx").write_text("")
-    with pytest.raises(UserError, match=r"neither .csv, .tsv nor .parquet"):
+    with pytest.raises(UserError, match=r"neither .csv, .tsv, .parquet, .arrow nor .feather"):
         read_table(tmp_path / "r.xlsx", "user")
 
 
@@ -139,3 +139,26 @@ def test_other_separators_are_named(tmp_path):
     (tmp_path / "t.csv").write_text("user;rating\na;1\n")
     with pytest.raises(UserError, match=r"line 1: 'user;rating' is a single name, with ';' in it"):
         read_table(tmp_path / "t.csv", client="user", columns=["rating"])
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".feather"])
+@pytest.mark.parametrize("write", ["new_file", "new_stream"])
+def test_arrow_files_and_streams(tmp_path, out, suffix, write):
+    whole = pa.table(
+        {"user": ["b", "a", "a"], "item": [10, 30, 20], "rating": [1.5, 2.0, 4.0], "text": ["x", "y", "z"]}
+    )
+    file = tmp_path / f"ratings{suffix}"
+    with getattr(pa.ipc, write)(file, whole.schema) as writer:
+        writer.write_table(whole, max_chunksize=2)
+    store = read_table(file, "user", columns=["rating"], ids=["item"], out=out)
+    assert store.client_ids.tolist() == ["a", "b"]
+    assert store.examples(0)["item"].tolist() == [2, 1]
+    assert store.examples(0)["rating"].tolist() == [2, 4]
+    alone = read_table(file, None, columns=["rating"])
+    assert alone.examples(0)["rating"].tolist() == [1.5, 2, 4]
+
+
+def test_a_broken_arrow_file_is_refused(tmp_path):
+    (tmp_path / "broken.arrow").write_bytes(b"not arrow at all")
+    with pytest.raises(UserError, match=r"broken\.arrow cannot be read .*is it a whole \.arrow file"):
+        read_table(tmp_path / "broken.arrow", "user")

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partwise.model.partition import frozen, keyed, local, partition, shared
@@ -53,6 +53,7 @@ trees = st.dictionaries(
 def test_split_and_merge_are_exact_inverses(tree):
     is_leaf = lambda x: isinstance(x, tuple)
     roles = {path: leaf[1] for path, leaf in _paths(tree).items()}
+    assume(any(role.kind in ("shared", "keyed") or role.initial == "learned" for role in roles.values()))
     model = model_of(jax.tree_util.tree_map(lambda leaf: leaf[0], tree, is_leaf=is_leaf))
     parts = partition(model, roles)
     params = model.init(None)
@@ -169,6 +170,11 @@ def test_a_twin_starts_where_it_changes_nothing_and_then_counts(twin):
         ),
         ({"out": keyed("item", axis=-4)}, r"no axis -4 to cut"),
         ({"scale": keyed("item")}, r"'scale' has shape \(\) and no axis 0"),
+        (
+            {"*": local()},
+            r"nothing of this model is learned together: all of item/bias, .* is local or frozen",
+        ),
+        ({"*/*": frozen(), "[ous]*": local()}, r"Make at least one of them shared\(\) or keyed"),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(rules, message):

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.model.spec import bag, indicators, lookup
+from partwise.model.spec import Model, bag, indicators, lookup, training_losses
+from partwise.types import UserError
 
 TABLE = jnp.arange(12.0).reshape(4, 3) + 1
 IDS = jnp.array([[0, 3, -1], [-1, -1, -1], [2, -1, 2]])
@@ -36,3 +37,12 @@ def test_the_gradient_of_a_bag_is_that_of_the_sum():
 
 def test_indicators_count():
     np.testing.assert_array_equal(indicators(IDS, 4), [[1, 0, 0, 1], [0, 0, 0, 0], [0, 0, 2, 0]])
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda outputs, batch: outputs.mean(), lambda outputs, batch: outputs[:, None]]
+)
+def test_a_loss_without_a_value_for_every_example_is_refused(loss):
+    model = Model(lambda rng: {}, lambda params, batch, rng: batch["x"], loss)
+    with pytest.raises(UserError, match=r"the loss of a batch of 3 examples has shape .*; expected \(3,\)"):
+        jax.eval_shape(lambda: training_losses(model, {}, {"x": jnp.ones(3)}, jax.random.key(0)))

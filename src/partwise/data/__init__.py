@@ -5,6 +5,7 @@ from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.holdout import by_client, by_example, by_order, by_value
 from partwise.data.planted import Truth, oracle
 from partwise.data.planted_tags import generate_tags
+from partwise.data.rows import read_rows
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 from partwise.data.writers import generate_writers
@@ -24,6 +25,7 @@ __all__ = [
     "open_store",
     "oracle",
     "planted_ratings",
+    "read_rows",
     "read_table",
     "write_store",
 ]

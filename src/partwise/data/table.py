@@ -1,4 +1,4 @@
-"""CSV and Parquet tables as stores, streamed."""
+"""CSV, Parquet and Arrow tables as stores, streamed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from typing import TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 
 from partwise.data.batches import to_columns
-from partwise.data.build import build_store
 from partwise.data.checks import check_known, clean_columns
-from partwise.data.store import ClientStore, group_rows
+from partwise.data.rows import gather_batches
+from partwise.data.store import ClientStore
 from partwise.types import UserError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
+ARROW = (".arrow", ".feather")  # Arrow's file format (Feather version 2 is that), or its streaming format
 BLOCK_BYTES = 1 << 23
 
 
@@ -34,7 +36,8 @@ def read_table(
     out: str | Path | None = None,
     order_by: str | None = None,
 ) -> ClientStore:
-    """Read a .csv or .tsv (also .gz), a .parquet file or a folder of them: into memory, or into folder `out`.
+    """Read a .csv or .tsv (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet files: into
+    memory, or into folder `out`.
 
     Rows may be in any order; with `client` None they are all one client's. `columns` are those to keep (all, if
     not given); those in `ids` become keys.
@@ -46,23 +49,11 @@ def read_table(
     kept = [name for name in (columns if columns is not None else names) if name != client]
     kept += [name for name in (*ids, order_by) if name and name not in kept]
     check_known([*([client] if client else []), *kept], names)
-    read = _read_csv if _kind(files[0]) in DELIMITERS else _read_parquet
+    kind = _kind(files[0])
+    read = _read_csv if kind in DELIMITERS else _read_arrow if kind in ARROW else _read_parquet
     batches = (batch for file in files for batch in _checked(read, file, client, kept, tuple(ids)))
     info = {"source": str(path)}
-    if out is not None:
-        if client is None:
-            raise UserError(
-                "a table without a client column is one client's: read it into memory, without `out`"
-            )
-        return build_store(out, batches, client, ids, order_by, info)
-    parts = list(batches)
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-    num_rows = len(next(iter(whole.values()), ()))
-    if not num_rows:
-        raise UserError(f"{path} has no rows: give at least one client with one example")
-    owner = whole.pop(client) if client else np.zeros(num_rows, np.int64)
-    store = group_rows(owner, whole, tuple(ids), info)
-    return store if order_by is None else store.reorder(by=order_by)
+    return gather_batches(batches, client, ids, out, order_by, info)
 
 
 def _kind(file: Path) -> str:
@@ -72,16 +63,18 @@ def _kind(file: Path) -> str:
 def _files(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(
-            f"{path} does not exist: give a .csv, .tsv or .parquet file, or a folder of .parquet files"
+            f"{path} does not exist: give a .csv, .tsv, .parquet, .arrow or .feather file, or a folder of .parquet "
+            f"files"
         )
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
         raise UserError(
             f"the folder {path} holds no .parquet file: give a folder of Parquet files, or one .csv file"
         )
-    if _kind(files[0]) not in (*DELIMITERS, ".parquet"):
+    if _kind(files[0]) not in (*DELIMITERS, *ARROW, ".parquet"):
         raise UserError(
-            f"{path} is neither .csv, .tsv nor .parquet: convert it, or give its rows to build_store"
+            f"{path} is neither .csv, .tsv, .parquet, .arrow nor .feather: convert it, or give its rows to "
+            f"read_rows"
         )
     return files
 
@@ -90,6 +83,9 @@ def _names(file: Path) -> list[str]:
     try:
         if _kind(file) == ".parquet":
             return pyarrow.parquet.read_schema(file).names
+        if _kind(file) in ARROW:
+            with _open_arrow(file) as reader:
+                return reader.schema.names
         with _open_text(file) as text:
             names = next(csv.reader(text, delimiter=DELIMITERS[_kind(file)]), [])
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
@@ -133,6 +129,23 @@ def _read_parquet(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterato
     with pyarrow.parquet.ParquetFile(file) as source:
         check_known(names, source.schema_arrow.names)
         yield from source.iter_batches(columns=names)
+
+
+def _open_arrow(file: Path) -> pyarrow.ipc.RecordBatchFileReader | pyarrow.ipc.RecordBatchStreamReader:
+    source = pa.memory_map(str(file))
+    try:
+        return pyarrow.ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pyarrow.ipc.open_stream(source)
+
+
+def _read_arrow(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    with _open_arrow(file) as reader:
+        if isinstance(reader, pyarrow.ipc.RecordBatchStreamReader):
+            yield from (batch.select(names) for batch in reader)
+        else:
+            yield from (reader.get_batch(i).select(names) for i in range(reader.num_record_batches))
 
 
 def _read_csv(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:

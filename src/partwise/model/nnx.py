@@ -1,4 +1,7 @@
-"""A Flax NNX module as a partwise model: its `Param`s are the parameters, by their paths in the module."""
+"""A Flax NNX module as a partwise model: `Param`s and batch statistics are leaves, by their paths in the module.
+
+Dropout and whatever else draws from the module's `Rngs` gets the randomness of the step.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from partwise import tree
+from partwise.model.adapt import (
+    Inputs,
+    Statistics,
+    arguments,
+    begin_at,
+    check_statistics,
+    check_values,
+    following,
+    full_precision,
+)
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
 from partwise.types import UserError
 
@@ -17,40 +32,96 @@ except ImportError:  # pragma: no cover - without the extra
 
 
 def nnx_model(
-    build: Callable[[nnx.Rngs], Any],
+    module: nnx.Module | Callable[[nnx.Rngs], Any],
     loss: Callable[[jax.Array, Batch], jax.Array],
     metrics: Mapping[str, Metric | Pooled] | None = None,
     *,
-    call: Callable[[Any, Batch], jax.Array] = lambda module, batch: module(batch),
+    inputs: Inputs = None,
     weight: Callable[[Batch], jax.Array] = one_per_example,
     train_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None,
+    statistics: Statistics = "batch",
 ) -> Model:
-    """A model from a function that builds the module.
+    """A model from a function `rngs -> module`, or from a module, whose values are then where training begins.
 
-    `call(module, batch)` gives the outputs, `train_loss(module, batch, rng)` losses to train on in place of
-    theirs. The module is rebuilt around whatever arrays it is given, so it may be handed slices of its
-    parameters: its code must take sizes from the arrays, not from its fields.
+    inputs:     what the module is called with (default: the batch itself)
+    train_loss: (module, batch, rng) -> [B], losses to train on in place of those of its outputs
+    statistics: of the batch in training ("batch"), or the module's own and these never moved ("fixed")
+
+    The module is rebuilt around whatever arrays it is given, so it may be handed slices of its parameters: its
+    code must take sizes from the arrays, not from its fields.
     """
-    graph, params, rest = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))), nnx.Param, ...)
-    if jax.tree_util.tree_leaves(rest):
-        raise UserError(
-            "this module has state beside its parameters (dropout, batch statistics), which is not supported yet: "
-            "build it without"
-        )
+    fixed = check_statistics(statistics)
+    ready = isinstance(module, nnx.Module)
+    template: Any = nnx.clone(module) if ready else nnx.eval_shape(lambda: module(nnx.Rngs(0)))
+    for _, part in nnx.iter_modules(template):
+        if isinstance(part, nnx.BatchNorm):
+            part.momentum = 0.0  # after a call, the statistics are those of the batch
+    graph, learned, keys, counts, rest = nnx.split(template, LEARNED, nnx.RngKey, nnx.RngCount, ...)
+    _refuse(rest)
+    check_values(tree.flatten(nnx.to_pure_dict(learned)), "module")
 
     def init(rng: jax.Array) -> dict[str, Any]:
-        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(rng)), nnx.Param))
+        if ready:
+            return begin_at(nnx.to_pure_dict(learned))
+        return nnx.to_pure_dict(nnx.state(module(nnx.Rngs(rng)), LEARNED))
 
-    def module(values: Any) -> Any:
-        state = jax.tree_util.tree_map(lambda leaf: leaf, params)
+    def around(values: Any, rng: jax.Array) -> Any:
+        """The module with these values, and its streams begun anew."""
+        state = jax.tree_util.tree_map(lambda leaf: leaf, learned)
         nnx.replace_by_pure_dict(state, values)
-        return nnx.merge(graph, state, rest)
+        zeros = jax.tree_util.tree_map(lambda count: jnp.zeros(count.shape, count.dtype), counts)
+        return nnx.merge(graph, state, _streams(keys, rng), zeros, rest)
 
-    return Model(
-        init,
-        lambda values, batch, rng: call(module(values), batch),
-        loss,
-        dict(metrics or {}),
-        weight,
-        train_loss and (lambda values, batch, rng: train_loss(module(values), batch, rng)),
-    )
+    def predict(values: Any, batch: Batch, rng: jax.Array) -> Any:
+        part = around(values, rng)
+        part.eval()
+        return full_precision(part(*arguments(inputs, batch)))
+
+    def training(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        part = around(_held(values, learned) if fixed else values, rng)
+        part.train()
+        if fixed:
+            part.set_attributes(nnx.BatchNorm, use_running_average=True, raise_if_not_found=False)
+        if train_loss is None:
+            losses = loss(full_precision(part(*arguments(inputs, batch))), batch)
+        else:
+            losses = train_loss(part, batch, rng)
+        moved = {} if fixed else tree.flatten(nnx.to_pure_dict(nnx.state(part, nnx.BatchStat)))
+        return losses + weight(batch) * following(tree.flatten(values), moved) if moved else losses
+
+    differs = train_loss or jax.tree_util.tree_leaves((keys, nnx.state(template, nnx.BatchStat)))
+    return Model(init, predict, loss, dict(metrics or {}), weight, training if differs else None)
+
+
+LEARNED = nnx.Any(nnx.Param, nnx.BatchStat)
+
+
+def _refuse(rest: Any) -> None:
+    """Other state would be lost from call to call."""
+    for path, leaf in nnx.to_flat_state(rest):
+        kind = getattr(leaf, "type", type(leaf)).__name__
+        raise UserError(
+            f"this module has state of another kind than parameters, batch statistics and random streams: "
+            f"'{'/'.join(map(str, path))}' is a {kind}. Build it without, or make it an nnx.Param with the role "
+            f"frozen()"
+        )
+
+
+def _streams(keys: Any, rng: jax.Array) -> Any:
+    """A key of its own for every stream of the module, out of the step's."""
+    leaves, structure = jax.tree_util.tree_flatten(keys)
+    own = [jax.random.fold_in(rng, i) for i in range(len(leaves))]
+    split = [
+        jax.random.split(key, leaf.shape) if leaf.shape else key
+        for key, leaf in zip(own, leaves, strict=True)
+    ]
+    return jax.tree_util.tree_unflatten(structure, split)
+
+
+def _held(values: Any, learned: Any) -> Any:
+    """The same values, with no gradient of the statistics."""
+    kinds = nnx.to_pure_dict(jax.tree_util.tree_map(lambda leaf: leaf, learned))
+    paths = set(tree.flatten(nnx.to_pure_dict(nnx.filter_state(learned, nnx.BatchStat))))
+    flat = tree.flatten(values)
+    stopped = {path: jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in flat.items()}
+    return tree.unflatten(jax.tree_util.tree_structure(kinds), tuple(flat), stopped)

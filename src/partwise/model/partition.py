@@ -308,6 +308,12 @@ def partition(
         if space not in spaces:
             raise UserError(f"columns are given for key space '{space}', which no rule names")
     result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
+    if not any(path not in result.of("frozen") for path in result.server_paths):
+        raise UserError(
+            f"nothing of this model is learned together: all of {', '.join(shapes)} is local or frozen. Make at "
+            f"least one of them shared() or keyed(...), or let local ones start from a default that is learned, "
+            f"local('learned')"
+        )
     _check_spaces(result)
     return result
 

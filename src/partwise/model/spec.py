@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.metrics import area_under_curve
-from partwise.types import Params
+from partwise.types import Params, UserError
 
 Batch = dict[str, jax.Array]
 FUSED_EXAMPLES = 32  # largest batch whose gradient `bag` writes as a sum over examples
@@ -82,8 +82,17 @@ class Model(NamedTuple):
 def training_losses(model: Model, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
     """[B], what a step minimises."""
     if model.train_loss is not None:
-        return model.train_loss(params, batch, rng)
-    return model.loss(model.predict(params, batch, rng), batch)
+        losses = model.train_loss(params, batch, rng)
+    else:
+        losses = model.loss(model.predict(params, batch, rng), batch)
+    size = next(iter(batch.values())).shape[0]
+    if jnp.shape(losses) != (size,):
+        raise UserError(
+            f"the loss of a batch of {size} examples has shape {jnp.shape(losses)}; expected ({size},), one value "
+            f"for every example (a sum over its tokens, if it has several) and no mean over the batch: mend the "
+            f"model's loss"
+        )
+    return losses
 
 
 def squared_error(outputs: jax.Array, batch: Batch, target: str) -> jax.Array:

@@ -1,0 +1,184 @@
+"""A Keras 3 model as a partwise model: its weights are leaves, by their paths (`dense/kernel`).
+
+Keras refuses a weight of another shape than it was built with, and clients are sent slices. So a model comes as a
+function that builds it, which takes the numbers of rows that may be cut; it is called for every size of slice that
+turns up, once. Dropout and other layers that draw random numbers get those of the step; penalties of regularizers
+are added to the training loss; weights that Keras does not train are left as they are, but for the statistics that
+a layer moves while it trains.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from partwise.model.adapt import Inputs, arguments, begin_at, check_values, following, full_precision
+from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
+from partwise.types import UserError
+
+HOW = "pip install 'partwise[keras]', and set the environment variable KERAS_BACKEND=jax before keras is imported"
+try:
+    import keras
+except ImportError as error:  # pragma: no cover - without the extra, or with a backend that is not installed
+    raise UserError(f"Keras cannot be imported ({error}): {HOW}") from None
+
+if keras.backend.backend() != "jax":
+    raise UserError(f"Keras runs on '{keras.backend.backend()}', and partwise needs it on JAX: {HOW}")
+
+
+class Built(NamedTuple):
+    """A Keras model of some size."""
+
+    model: Any
+    weights: list[Any]  # in the order of the paths
+    seeds: list[Any]  # the states of its random number generators
+    starts: list[Callable[[jax.Array], Any]]  # rng -> initial value, of every weight
+
+
+def keras_model(
+    build: Callable[..., Any],
+    loss: Callable[[jax.Array, Batch], jax.Array],
+    metrics: Mapping[str, Metric | Pooled] | None = None,
+    *,
+    rows: Mapping[str, int] | None = None,
+    inputs: Inputs = None,
+    weight: Callable[[Batch], jax.Array] = one_per_example,
+) -> Model:
+    """A model from a function that builds a Keras model.
+
+    rows:   the arguments of `build` that say how many rows a keyed weight has, with their whole numbers:
+            rows={"num_items": 3706} calls build(num_items=...)
+    inputs: what the model is called with (default: the batch, by the names of its inputs)
+
+    Weights that `build` sets or loads are where training begins; others begin as their initializers say, by the
+    seed of the run. Name layers, if rules are to name them; others are numbered as if the model were the first.
+    """
+    whole = dict(rows or {})
+    cached = functools.cache(lambda *sizes: _built(build, dict(zip(whole, sizes, strict=True))))
+    full = cached(*whole.values())
+    paths = _paths(full, _built(build, whole))
+    check_values(dict(zip(paths, full.weights, strict=True)), "Keras model")
+    size_from = {name: _size_from(build, whole, name, paths, full) for name in whole}
+
+    def init(rng: jax.Array) -> dict[str, Any]:
+        keys = [jax.random.fold_in(rng, i) for i in range(len(paths))]
+        return {path: start(key) for path, start, key in zip(paths, full.starts, keys, strict=True)}
+
+    def call(
+        values: Mapping[str, Any], batch: Batch, rng: jax.Array, training: bool
+    ) -> tuple[Any, Any, dict]:
+        """(outputs, penalties, statistics that were moved)"""
+        built = cached(*(size(values) for size in size_from.values()))
+        held = [
+            v if w.trainable else jax.lax.stop_gradient(v)
+            for w, v in zip(built.weights, _in_order(values, paths), strict=True)
+        ]
+        bits = [
+            jax.random.bits(jax.random.fold_in(rng, i), s.shape, s.dtype) for i, s in enumerate(built.seeds)
+        ]
+        mapping = [*zip(built.weights, held, strict=True), *zip(built.seeds, bits, strict=True)]
+        given = arguments(inputs, batch)
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            before = [scope.get_current_value(w) for w in built.weights]
+            outputs = built.model(given[0] if len(given) == 1 else list(given), training=training)
+            penalty = sum(built.model.losses, jnp.zeros(()))
+            after = [scope.get_current_value(w) for w in built.weights]
+        moved = {p: new for p, old, new in zip(paths, before, after, strict=True) if new is not old}
+        return full_precision(outputs), penalty, moved
+
+    def training(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        outputs, penalty, moved = call(values, batch, rng, True)
+        return loss(outputs, batch) + weight(batch) * (penalty + following(values, moved))
+
+    predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
+    return Model(init, predict, loss, dict(metrics or {}), weight, training)
+
+
+def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
+    """Build it, perhaps in the middle of a compilation. In a stateless scope Keras says what each weight will
+    begin as, and keeps what `build` sets."""
+    with jax.ensure_compile_time_eval(), keras.StatelessScope() as scope:
+        model = build(**sizes)
+        _check_built(model, sizes)
+        for layer in model._flatten_layers():
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.momentum = 0.0  # after a call, its statistics are those of the batch
+        weights = model.weights
+        among = {id(w) for w in weights}
+        seeds = [v for v in model.variables if id(v) not in among and v.dtype == "uint32"]
+        return Built(model, weights, seeds, [_start(w, scope.get_current_value(w)) for w in weights])
+
+
+def _check_built(model: Any, sizes: Mapping[str, int]) -> None:
+    if isinstance(model, keras.Model) and model.built:
+        return
+    call = f"build({', '.join(f'{name}={size}' for name, size in sizes.items())})"
+    given = "a model without weights yet" if isinstance(model, keras.Model) else repr(model)
+    raise UserError(
+        f"{call} gave {given}: it must give a keras.Model that is built (one with a keras.Input, or that was "
+        f"called once)"
+    )
+
+
+def _start(variable: Any, assigned: Any) -> Callable[[jax.Array], Any]:
+    if assigned is not None:
+        return lambda rng: begin_at(assigned)
+    initializer, shape, dtype = variable._initializer, variable.shape, variable.dtype
+
+    def start(rng: jax.Array) -> Any:
+        own = initializer
+        if hasattr(initializer, "seed"):
+            own = copy.copy(initializer)
+            own.seed = rng
+        return jnp.asarray(own(shape, dtype=dtype))
+
+    return start
+
+
+def _in_order(values: Mapping[str, Any], paths: list[str]) -> list[Any]:
+    return [values[path] for path in paths]
+
+
+def _paths(first: Built, second: Built) -> list[str]:
+    """The weights' paths, without the model's own name. Names that differ between two builds were made up by Keras,
+    which counts all layers of a process: they are numbered anew."""
+    split = lambda built: [w.path.removeprefix(f"{built.model.name}/").split("/") for w in built.weights]
+    ours, theirs = split(first), split(second)
+    explicit = {
+        a for one, other in zip(ours, theirs, strict=True) for a, b in zip(one, other, strict=True) if a == b
+    }
+    names: dict[str, str] = {}
+
+    def name(here: str, there: str) -> str:
+        if here == there or here in names:
+            return names.get(here, here)
+        base, number = re.sub(r"_\d+$", "", here), 0
+        taken = explicit | set(names.values())
+        while (free := f"{base}_{number}" if number else base) in taken:
+            number += 1
+        names[here] = free
+        return free
+
+    pairs = zip(ours, theirs, strict=True)
+    return ["/".join(name(a, b) for a, b in zip(one, other, strict=True)) for one, other in pairs]
+
+
+def _size_from(
+    build: Callable[..., Any], whole: Mapping[str, int], name: str, paths: list[str], full: Built
+) -> Callable[[Mapping[str, Any]], int]:
+    """How to read an argument of `build` off the shapes of weights: from the first axis that is so long."""
+    one, two = (_built(build, dict.fromkeys(whole, 1) | {name: size}) for size in (1, 2))
+    for path, small, large, real in zip(paths, one.weights, two.weights, full.weights, strict=True):
+        for axis, lengths in enumerate(zip(small.shape, large.shape, real.shape, strict=True)):
+            if lengths == (1, 2, whole[name]):
+                return lambda values: values[path].shape[axis]
+    raise UserError(
+        f"rows={{'{name}': {whole[name]}}}: no weight of the model has that many rows, so '{name}' cannot be read "
+        f"off a slice: `build` must make a weight with as many rows (or columns) as it is told"
+    )

@@ -1,0 +1,133 @@
+"""A PyTorch module as a partwise model: torchax runs the module's own code on JAX arrays.
+
+Parameters and floating-point buffers are leaves, by their names with slashes (`embed/weight`). Random numbers come
+from the step. torchax does not write running statistics back, so those of batches are read where they are made, at
+the input of the layers that normalise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partwise.model.adapt import (
+    Inputs,
+    Statistics,
+    arguments,
+    begin_at,
+    check_statistics,
+    check_values,
+    following,
+    full_precision,
+)
+from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
+from partwise.types import UserError
+
+try:
+    import torch  # pyright: ignore[reportMissingImports]
+except ImportError:  # pragma: no cover - without the extra
+    raise UserError("PyTorch is not installed: pip install 'partwise[torch]' (see docs/torch.md)") from None
+
+
+def torch_model(
+    module: Any,
+    loss: Callable[[jax.Array, Batch], jax.Array],
+    metrics: Mapping[str, Metric | Pooled] | None = None,
+    *,
+    inputs: Inputs = None,
+    weight: Callable[[Batch], jax.Array] = one_per_example,
+    statistics: Statistics = "batch",
+) -> Model:
+    """A model from a `torch.nn.Module`, whose values are where training begins, whatever the seed of the run.
+
+    inputs:     what the module is called with (default: the batch itself, a dict of tensors)
+    statistics: of the batch in training ("batch"), or the module's own and these never moved ("fixed")
+
+    The loss is of JAX arrays. Tables may be cut: PyTorch takes sizes from the arrays.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(f"this is a {type(module).__name__}: give a torch.nn.Module, built")
+    fixed, env = check_statistics(statistics), _environment()
+    module = copy.deepcopy(module).to("cpu")
+    named = {name.replace(".", "/"): t for name, t in (*module.named_parameters(), *module.named_buffers())}
+    start = {path: jnp.asarray(t.detach().numpy()) for path, t in named.items()}
+    constants = {path: x for path, x in start.items() if not jnp.issubdtype(x.dtype, jnp.floating)}
+    start = {path: x for path, x in start.items() if path not in constants}
+    trained = {path for path in start if named[path].requires_grad}
+    check_values(start, "module")
+
+    def call(values: Mapping[str, Any], batch: Batch, rng: jax.Array, training: bool) -> tuple[Any, dict]:
+        """(outputs, statistics of the batch)"""
+        held = {path: x if path in trained else jax.lax.stop_gradient(x) for path, x in values.items()}
+        names = {path.replace("/", "."): x for path, x in (held | constants).items()}
+        module.train(training)
+        with _normalising(module, training and not fixed) as seen, env, env.override_property(prng=rng):
+            outputs = torch.func.functional_call(module, *env.j2t_iso((names, arguments(inputs, batch))))
+        return full_precision(env.t2j_iso(outputs)), env.t2j_iso(seen)
+
+    def training(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
+        outputs, moved = call(values, batch, rng, True)
+        return loss(outputs, batch) + weight(batch) * following(values, moved)
+
+    predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
+    return Model(lambda rng: begin_at(start), predict, loss, dict(metrics or {}), weight, training)
+
+
+@contextmanager
+def _normalising(module: Any, by_batch: bool) -> Iterator[dict[str, Any]]:
+    """Layers that normalise by batches see the statistics of theirs, which are collected by path; or else they use
+    their own."""
+    seen: dict[str, Any] = {}
+
+    def collect(path: str) -> Callable[[Any, Any], None]:
+        def hook(layer: Any, given: Any) -> None:
+            axes = [axis for axis in range(given[0].dim()) if axis != 1]
+            seen[f"{path}running_mean"] = given[0].mean(dim=axes)
+            seen[f"{path}running_var"] = given[0].var(dim=axes)  # unbiased, as PyTorch's running one is
+
+        return hook
+
+    handles = []
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
+            layer.train(by_batch)
+            if by_batch:
+                path = f"{name.replace('.', '/')}/" if name else ""
+                handles.append(layer.register_forward_pre_hook(collect(path)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _environment() -> Any:
+    """torchax's. Up to 0.0.13 it names operators on named tensors, which PyTorch 2.13 no longer has; it never calls
+    them, so while it is imported a name will do."""
+    packet: Any = torch._ops.OpOverloadPacket
+    find = packet.__getattr__
+
+    def find_or_name(self: Any, name: str) -> Any:
+        try:
+            return find(self, name)
+        except AttributeError:
+            if "name" not in name.lower() or name.startswith("__"):
+                raise
+            return f"{self}.{name}"
+
+    packet.__getattr__ = find_or_name
+    try:
+        import torchax  # pyright: ignore[reportMissingImports]
+
+        return torchax.default_env()
+    except ImportError:
+        raise UserError(
+            "torchax is not installed: pip install 'partwise[torch]' (see docs/torch.md)"
+        ) from None
+    finally:
+        packet.__getattr__ = find
