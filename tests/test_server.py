@@ -113,7 +113,9 @@ def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
 
 
 @pytest.mark.parametrize(
-    "optimizer", [server.sgd(RATE, momentum=0.9), server.adam(RATE), server.yogi(RATE)], ids=str
+    "optimizer",
+    [server.sgd(RATE, momentum=0.9), server.adam(RATE), server.yogi(RATE)],
+    ids=["momentum", "adam", "yogi"],
 )
 def test_optimizers_that_move_unsent_rows_do_not_claim_otherwise(parts, optimizer):
     """A row sent in the first round moves on in the second, though nobody sends it."""

@@ -116,7 +116,7 @@ def test_a_round_needs_no_room_for_a_table_of_a_million_rows(store):
 @pytest.mark.parametrize(
     ("choose", "cut"),
     [({"user": "all"}, {"item"}), ({"item": "top:3", "user": "random:5"}, {"item", "user"})],
-    ids=str,
+    ids=["items", "both"],
 )
 def test_lazy_rounds_equal_the_plain_loop(store, choose, cut):
     """Whatever is asked for; beside a space of which everybody asks for all, which is not cut, too."""
