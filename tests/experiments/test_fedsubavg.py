@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 
-import jax
 import matplotlib.image
 import numpy as np
 import pytest
@@ -15,14 +14,7 @@ from partwise.experiments.fedsubavg import ALGORITHMS, CASES, Bench, Curves, Lin
 from partwise.experiments.reproduce import reproduce
 from partwise.experiments.run import silent
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    """Programs that run only a few times: most of the time goes into compiling them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import jax
 import matplotlib.image
 import numpy as np
 import pyarrow as pa
@@ -23,13 +22,7 @@ from partwise.tasks import load_task
 TAGS = [f"tag{k}" for k in range(8)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    """Programs that run only a few times: most of the time goes into compiling them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture(scope="module")
