@@ -174,3 +174,15 @@ def test_a_client_without_examples_reports_nothing_and_breaks_nothing(setting):
     assert update_["item/table"].shape == (0, DIM)
     assert all(not np.any(change) for change in update_.values())
     assert device.evaluate(empty, nobody)["rmse"].weight == 0
+
+
+def test_a_client_taken_out_of_a_store_is_that_client(setting, make_ratings):
+    """`take` is a view of all rows; what a device does must be with its own."""
+    algorithm, device, params, _ = setting
+    both = make_ratings([4, 7], NUM_ITEMS, seed=3)
+    answers = []
+    for own in (both.take([1]), both.gather([1])):
+        asked = device.ask(own)
+        message = send(algorithm.partition, params, asked.keys, ROUND)
+        answers.append((asked.keys["item"].tolist(), device.report(message, own, asked)))
+    assert answers[0] == answers[1]

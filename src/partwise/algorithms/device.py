@@ -43,6 +43,7 @@ def ask(
     round_number: int = 0,
 ) -> Asked:
     """Let one client choose its keys from its own examples."""
+    examples = _packed(examples)
     own, positions = own_keys(examples, partition)
     numbers = client_numbers(examples.client_ids)
     chosen = choose_all(own, partition.all_keys, choose, numbers, seed, round_number)
@@ -156,6 +157,7 @@ class Device:
 
     def _given(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> tuple[Any, ...]:
         """The message and the examples as arrays, padded so that clients of similar size share a program."""
+        examples = _packed(examples)
         asked = asked or self.ask(examples)
         params, header = self._decoded(message)
         columns = {
@@ -233,6 +235,11 @@ def read_report(data: bytes) -> Report:
         jnp.asarray(header["weight"]),
         Sums(*map(jnp.asarray, header["loss"])),
     )
+
+
+def _packed(examples: ClientStore) -> ClientStore:
+    """The client's rows alone: a store may be a view of others' rows too."""
+    return examples if examples.packed() else examples.gather()
 
 
 def _padded(array: np.ndarray) -> np.ndarray:
