@@ -171,7 +171,7 @@ def compare(
         shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
         found = once(
             folder,
-            [config.to_toml(), task.train, variant, list(seeds)],
+            [config.to_toml(), task.options, task.train, variant, list(seeds)],
             lambda v=variant, s=shown: run_trials(task, config, v, seeds, metric, s, evaluate).told(),
         )
         done.append(Trials.of(variant, found))
