@@ -77,10 +77,6 @@ class Case(NamedTuple):
         """The best value on the way."""
         return max(curve) if self.rises else min(curve)
 
-    def least(self, values: Sequence[float]) -> float:
-        """The least good of some values."""
-        return min(values) if self.rises else max(values)
-
     def first(self, rounds: Sequence[int], curve: Sequence[float], target: float) -> float:
         """The first round whose value is at the target or past it; infinite: there is none."""
         good = [value >= target if self.rises else value <= target for value in curve]
@@ -219,12 +215,12 @@ class Bench:
         return reached, -self.case.best(curve) if self.case.rises else self.case.best(curve)
 
     def set_target(self, target: float | None, seeds: Sequence[int]) -> None:
-        """What is to be reached; None: the best that every trial of CentralSGD reaches."""
+        """What is to be reached; None: the best of CentralSGD, on average over the trials."""
         self.target = target
         if target is None:
             self.progress = _named(self.progress, f"{self.case.name}, CentralSGD")
             central = self.train("central", seeds)
-            self.target = self.case.least([self.case.best(curve) for curve in central.values])
+            self.target = float(np.mean([self.case.best(curve) for curve in central.values]))
 
     def row(self, line: Line, curves: Curves) -> dict[str, Any]:
         """Rounds to the target, and the best on the way. Where a trial does not reach it, there is no mean."""
