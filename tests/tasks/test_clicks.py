@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,7 +105,7 @@ def test_raw_ratings_are_cut_by_time(tmp_path):
     ]
 
 
-@pytest.mark.skipif("not __import__('os').environ.get('PARTWISE_DATA')", reason="PARTWISE_DATA is not set")
+@pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")
 def test_the_papers_data_keeps_the_contract():
     task = load_task("clicks")
     check_task(task)

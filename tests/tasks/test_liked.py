@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_it_learns_who_likes_what(liked_folder):
     assert run.config.algorithm == "fed_avg"
 
 
-@pytest.mark.skipif("not __import__('os').environ.get('PARTWISE_DATA')", reason="PARTWISE_DATA is not set")
+@pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")
 def test_the_papers_heat_dispersion():
     """Table 1: 4,331, the male users over a feature that one user holds."""
     task = load_task("movielens-liked")
