@@ -163,8 +163,9 @@ def map_tables(
 def take_rows(
     partition: Partition, optimizer: Optimizer, state: ServerState, rows: Mapping[str, jax.Array]
 ) -> ServerState:
-    """The state with its tables cut to these rows, by key space (rows out of range: zeros)."""
-    take = lambda leaf, space: leaf.at[rows[space]].get(mode="fill", fill_value=0) if space in rows else leaf
+    """The state with its tables cut to these rows, by key space. A row out of range stands for none: it reads
+    the last row, which is quicker than zeros, and `put_rows` drops it."""
+    take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
     return map_tables(partition, optimizer, take, state)
 
 

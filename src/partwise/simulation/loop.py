@@ -127,7 +127,7 @@ class Simulation:
         values = stage.values_per_example(self.store, self.partition)
         asked = lambda space: min(self._rooms[0][space], mean * max(values[space], 1))
         return all(
-            self.partition.num_keys(space) <= 4 * self.recruiting.size * asked(space)
+            self.partition.num_keys(space) <= self.recruiting.size * asked(space)
             for space in self.partition.spaces
         )
 
