@@ -183,6 +183,7 @@ class Simulation:
         self.kept = self._new_kept()
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
+        self._stage(0, self.rounds_per_call)  # makes room for a whole call, whose program this shall be
         try:
             return self._execute(self._stage(0, 1), 1)[0].seconds
         finally:
