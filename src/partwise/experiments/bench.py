@@ -208,7 +208,13 @@ def _next_word(quick: bool) -> list[Case]:
         if quick
         else {"data.num_clients": 300, "cohort.size": 200}
     )
-    base = {**shape, **size, "data.sentences": 64 if quick else 256, "simulation.rounds_per_call": 1}
+    base = {
+        **shape,
+        **size,
+        "data.words": "input",
+        "data.sentences": 64 if quick else 256,
+        "simulation.rounds_per_call": 1,
+    }
     lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
     case = lambda name, precision, count, **more: Case(
         name,

@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+ALIGNED = 8  # numbers in a row, or a multiple: a GPU then multiplies twice as fast
+
 
 def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
     """Weights Glorot-uniform over input and state together, biases 0, that of the forget gate 1: what TensorFlow's
@@ -68,7 +70,7 @@ def _forward(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> tuple[j
     def step(carry: Any, now: Any) -> Any:
         state, cell = carry
         drive, here = now
-        drive = (drive + jnp.matmul(state, recurrent, preferred_element_type=jnp.float32)).astype(dtype)
+        drive = drive + state @ recurrent
         i, f, o, g = _gates(drive, units)
         new_cell = f * cell + i * g
         new_state = (o * jnp.tanh(new_cell)).astype(dtype)
@@ -104,13 +106,14 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, Non
             ],
             axis=-1,
         ).astype(dtype)
-        back = jnp.matmul(d_gates, recurrent.T, preferred_element_type=jnp.float32)
+        back = d_gates @ recurrent.T
         return (back + jnp.where(here, 0, d_state), d_new * f + jnp.where(here, 0, d_cell)), d_gates
 
     start = (jnp.zeros(states.shape[1:], jnp.float32),) * 2
     given = (gradient, drives, cells, before(cells), real)
     _, d_given = jax.lax.scan(step, start, given, reverse=True)
-    d_recurrent = jnp.einsum("tbh,tbg->hg", before(states), d_given)
+    room = [(0, 0), (0, 0), (0, -units % ALIGNED)]
+    d_recurrent = jnp.einsum("tbh,tbg->hg", jnp.pad(before(states), room), d_given)[:units]
     return d_given, d_recurrent.astype(jnp.float32), None
 
 

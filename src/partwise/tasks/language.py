@@ -30,12 +30,30 @@ def load_sentences(
 
 
 def cross_entropy(scores: jax.Array, targets: jax.Array) -> jax.Array:
-    """[B], summed over the targets of a sentence; -1 is none. The target's score is picked by comparison, whose
-    gradient is part of the softmax's own pass over the scores."""
-    number = jnp.arange(scores.shape[-1])
-    score = jnp.sum(jnp.where(number == targets[..., None], scores, 0), axis=-1)
-    losses = jax.nn.logsumexp(scores, axis=-1) - score
-    return jnp.where(targets >= 0, losses, 0).sum(axis=-1)
+    """[B], summed over the targets of a sentence; -1 is none."""
+    return _surprise(scores, targets).sum(axis=-1)
+
+
+@jax.custom_vjp
+def _surprise(scores: jax.Array, targets: jax.Array) -> jax.Array:
+    """The negative log-probability of each target. Its gradient is one pass over the scores, which are many."""
+    return _surprise_forward(scores, targets)[0]
+
+
+def _surprise_forward(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, Any]:
+    total = jax.nn.logsumexp(scores, axis=-1)
+    own = jnp.take_along_axis(scores, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where(targets >= 0, total - own, 0), (scores, targets, total)
+
+
+def _surprise_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
+    scores, targets, total = kept
+    softmax = jnp.exp(scores - total[..., None])
+    weight = jnp.where(targets >= 0, gradient, 0)[..., None]
+    return weight * (softmax - (jnp.arange(scores.shape[-1]) == targets[..., None])), None
+
+
+_surprise.defvjp(_surprise_forward, _surprise_backward)
 
 
 def accuracy(

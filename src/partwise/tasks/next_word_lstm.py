@@ -1,8 +1,9 @@
 """Next word with an LSTM and out-of-vocabulary embeddings of one's own (FedRecon, sections 5.1.2 and C.2).
 
-The vocabulary is shared, or keyed: a client then has the rows of its own words only. A word outside of it falls
-into one of some buckets, whose embeddings are local, so that every client's buckets mean its own words. The output
-layer scores words and buckets alike.
+The vocabulary is shared. Or its embeddings are keyed (`words = "input"`: a client has the rows of its own words,
+which comes to the same), or those and the output layer (`"keyed"`: it then predicts among its own words). A word
+outside the vocabulary falls into one of some buckets, whose embeddings are local, so that every client's buckets
+mean its own words. The output layer scores words and buckets alike.
 
 A sentence is two columns: `word` holds what is shared, `bucket` what is local; each is -1 where the other is not,
 and both where there is padding.
@@ -22,7 +23,7 @@ from partwise.data import holdout
 from partwise.data.planted_sentences import planted_sentences
 from partwise.data.sentences import TokenIds
 from partwise.data.store import ClientStore
-from partwise.model.lstm import dense, init_lstm, lstm
+from partwise.model.lstm import ALIGNED, dense, init_lstm, lstm
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import Role, keyed, local, partition
 from partwise.model.softmax import NOTHING
@@ -31,7 +32,7 @@ from partwise.tasks.base import Entry, Setting, Task, cohort_size
 from partwise.tasks.language import accuracy, cross_entropy, load_sentences
 from partwise.types import UserError, unknown
 
-Words = Literal["shared", "keyed"]
+Words = Literal["shared", "input", "keyed"]
 Layout = Literal["plain", "authors"]
 Precision = Literal["float32", "bfloat16"]
 
@@ -108,8 +109,11 @@ class Network(nnx.Module):
         embedding: int,
         units: int,
         precision: Precision,
+        apart: bool,
         rngs: nnx.Rngs,
     ):
+        """`apart`: whether outputs of words and of buckets are leaves of their own. Where they are one, it is
+        filled up to whole rows of memory with outputs that are never the answer, nor ever trained."""
         uniform = lambda *shape: jax.random.uniform(
             rngs.params(), shape, minval=-0.05, maxval=0.05
         )  # Keras's
@@ -121,10 +125,12 @@ class Network(nnx.Module):
             setattr(self, name, nnx.Param(value))
         self.dense = nnx.Param(glorot(units, embedding))
         self.dense_bias = nnx.Param(jnp.zeros(embedding))
-        self.out = nnx.Param(glorot(embedding, num_shared))
-        self.out_bias = nnx.Param(jnp.zeros(num_shared))
-        self.oov_out = nnx.Param(glorot(embedding, num_buckets))
-        self.oov_out_bias = nnx.Param(jnp.zeros(num_buckets))
+        num_out = num_shared if apart else num_shared + num_buckets
+        fill = 0 if apart else -num_out % ALIGNED
+        self.out = nnx.Param(glorot(embedding, num_out + fill))
+        self.out_bias = nnx.Param(jnp.zeros(num_out + fill).at[num_out:].set(NOTHING))
+        self.oov_out = nnx.Param(glorot(embedding, num_buckets)) if apart else None
+        self.oov_out_bias = nnx.Param(jnp.zeros(num_buckets)) if apart else None
 
     def __call__(self, batch: Batch) -> jax.Array:
         word, bucket = (batch[name][:, :-1].T for name in ("word", "bucket"))  # time first
@@ -133,8 +139,10 @@ class Network(nnx.Module):
         dtype = jnp.dtype(self.precision)
         states = lstm(weights, x, (word >= 0) | (bucket >= 0), dtype)
         hidden = dense(states, self.dense[...], self.dense_bias[...], dtype)
-        out = jnp.concatenate([self.out[...], self.oov_out[...]], axis=1)
-        bias = jnp.concatenate([self.out_bias[...], self.oov_out_bias[...]])
+        out, bias = self.out[...], self.out_bias[...]
+        if self.oov_out is not None and self.oov_out_bias is not None:
+            out = jnp.concatenate([out, self.oov_out[...]], axis=1)
+            bias = jnp.concatenate([bias, self.oov_out_bias[...]])
         return dense(hidden.swapaxes(0, 1), out, bias, dtype)
 
 
@@ -185,19 +193,17 @@ def settings(
             raise unknown(f"value of {name}", value, get_args(known))
     if min(embedding, units) < 1:
         raise UserError(f"embedding is {embedding} and units {units}: give at least 1 of each")
-    here = Layouts(TokenIds(num_words, num_buckets), layout)
+    here, apart = Layouts(TokenIds(num_words, num_buckets), layout), words == "keyed"
+    held = lambda scores: scores.shape[-1] - num_buckets if apart else here.num_shared
     model = nnx_model(
-        lambda rngs: Network(here.num_shared, num_buckets, embedding, units, precision, rngs),
-        lambda scores, batch: cross_entropy(scores, _targets(batch, scores.shape[-1] - num_buckets)),
+        lambda rngs: Network(here.num_shared, num_buckets, embedding, units, precision, apart, rngs),
+        lambda scores, batch: cross_entropy(scores, _targets(batch, held(scores))),
         _metrics(here),
         weight=tokens,
     )
-    by_word = {
-        "embedding": keyed("word"),
-        "out": keyed("word", axis=1, whole=True),
-        "out_bias": keyed("word", fill=NOTHING),
-    }
-    rules: dict[str, Role] = by_word if words == "keyed" else {}
+    rules: dict[str, Role] = {} if words == "shared" else {"embedding": keyed("word")}
+    if apart:
+        rules |= {"out": keyed("word", axis=1, whole=True), "out_bias": keyed("word", fill=NOTHING)}
     make = lambda more: Setting(model, partition(model, rules | more), ("word", "bucket"))
     return make({"oov": local()}), make({})
 
@@ -208,7 +214,8 @@ def load(
     num_words: Annotated[int, "most frequent words of the training clients: the vocabulary"] = 10_000,
     num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 500,
     words: Annotated[
-        Words, "whether a client is sent the whole vocabulary or its own words' rows"
+        Words,
+        "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
     ] = "shared",
     layout: Annotated[Layout, "which ids are local: plain, or those of the authors' code"] = "plain",
     length: Annotated[int, "words of a sentence, at most"] = 20,
@@ -238,7 +245,8 @@ def load_generated(
     num_words: Annotated[int, "words of the vocabulary"] = 1000,
     num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 100,
     words: Annotated[
-        Words, "whether a client is sent the whole vocabulary or its own words' rows"
+        Words,
+        "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
     ] = "shared",
     length: Annotated[int, "words of a sentence"] = 20,
     embedding: Annotated[int, "size of a word's embedding, and of the dense layer"] = 96,
