@@ -26,8 +26,8 @@ class Text(NamedTuple):
     """What a client wrote at one time. Tokens are separated by spaces, as `text.tokens` makes them."""
 
     client: str
-    time: int  # milliseconds since 1970, UTC
-    kind: str  # question, answer, comment, tweet or review
+    time: int  # milliseconds since 1970, UTC; of speeches, their order
+    kind: str  # question, answer, comment, tweet, review or speech
     title: str
     sentences: tuple[str, ...]
     tags: tuple[str, ...]

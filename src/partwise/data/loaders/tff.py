@@ -29,6 +29,7 @@ Features = dict[str, list | np.ndarray]
 
 SQLITE, HDF5 = b"SQLite format 3\0", b"\x89HDF\r\n\x1a\n"
 PACKED = (".lzma", ".xz")
+SUFFIXES = (".sqlite", ".sqlite.lzma", ".h5", ".hdf5")
 TABLES = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
