@@ -107,13 +107,24 @@ def milliseconds(date: str, where: str) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def cut_clients(clients: Iterable[str], fractions: Sequence[float], seed: int) -> list[frozenset[str]]:
-    """Clients as `by_client` cuts them, before there is a store: vocabularies are counted over the first part."""
+def cut_clients(
+    clients: Iterable[str], fractions: Sequence[float], seed: int, source: str = "the corpus"
+) -> list[frozenset[str]]:
+    """Clients as `by_client` cuts them, before there is a store: vocabularies are counted over the first part, and
+    it must not be empty. `source` is for messages."""
     distinct = sorted(set(clients))
     if not distinct:
-        raise UserError("there is no text to cut by client: give texts that have what the examples need")
+        raise UserError(
+            f"there is no text to cut by client in {source}: give texts that have what the examples need"
+        )
     store = ClientStore.from_arrays(distinct, row=np.arange(len(distinct)))
-    return [frozenset(part.client_ids.tolist()) for part in by_client(store, fractions, seed)]
+    parts = [frozenset(part.client_ids.tolist()) for part in by_client(store, fractions, seed)]
+    if not parts[0]:
+        raise UserError(
+            f"{source} has {len(distinct)} clients with a text that can be used, and cut into parts of "
+            f"{', '.join(map(str, fractions))} none of them is left for training: give texts of more clients"
+        )
+    return parts
 
 
 def take_parts(store: ClientStore, parts: Sequence[Collection[str]]) -> tuple[ClientStore, ...]:
