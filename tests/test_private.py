@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import stat
 
 import jax
 import jax.numpy as jnp
@@ -187,7 +188,9 @@ def personalize(tmp_path) -> bytes:
     """The local part that a new client rebuilds for itself."""
     mine, kept = tmp_path / "mine.csv", tmp_path / "local.safetensors"
     mine.write_text("item,rating\n1,4.5\n2,3.0\n3,2.0\n")
+    kept.touch(0o644)  # what was there before does not decide who may read it
     assert main(["personalize", str(tmp_path / "run"), "--client", str(mine), "--out", str(kept)]) == 0
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     return kept.read_bytes()
 
 
