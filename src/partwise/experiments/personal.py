@@ -161,8 +161,8 @@ def _look_up(vocabulary: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np
 
 
 def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
-    """Store a local part; it belongs to the client and goes nowhere else."""
-    save_arrays(Path(path), local, {"run": run, "kind": "local"})
+    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it."""
+    save_arrays(Path(path), local, {"run": run, "kind": "local"}, mode=0o600)
 
 
 def load_local(path: str | Path) -> dict[str, np.ndarray]:
