@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from partwise.data import holdout
-from partwise.data.loaders import stackexchange, stackoverflow
+from partwise.data.loaders import shakespeare, stackexchange, stackoverflow
 from partwise.data.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.data.store import ClientStore
 from partwise.model.spec import Batch, Metric
@@ -19,12 +19,15 @@ def load_sentences(
     data: str | None, num_words: int, *, comments: bool = True, seed: int = 42, **shape: Any
 ) -> tuple[ClientStore, ...]:
     """Training, validation and test clients with the column `tokens` (see data.sentences), of TFF's Stack Overflow
-    if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets, length and max_sentences."""
+    or of Shakespeare if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets, length and
+    max_sentences."""
     if source := stackoverflow.locate(data):
         with stackoverflow.open_unseen(source) as corpora:
             words = sentence_vocabulary(corpora[0], num_words)
             train, unseen = (sentence_store(corpus, words, **shape) for corpus in corpora)
         return (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
+    if source := shakespeare.locate(data):
+        return split_sentence_stores(shakespeare.load(source).hold(), num_words, seed=seed, **shape)
     corpus = stackexchange.load(data, comments=comments).hold()
     return split_sentence_stores(corpus, num_words, seed=seed, **shape)
 

@@ -271,9 +271,9 @@ def next_word_lstm_task(
     options = {"num_words": num_words, "num_buckets": num_buckets, **model}
     personal, stateful = settings(**options)
     here = Layouts(TokenIds(num_words, num_buckets), model.get("layout", "plain"))
-    stores = (_in_columns(store, here) for store in (train, validation, test))
+    train, validation, test = (_in_columns(store, here) for store in (train, validation, test))
     given = DEFAULTS | {"cohort.size": cohort_size(200, train)}
-    return Task("next-word-lstm", *stores, personal, stateful, options, given)
+    return Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
 
 
 def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
