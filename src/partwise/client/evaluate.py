@@ -11,7 +11,7 @@ from partwise.client.state import Client, Progress, local_values, read
 from partwise.metrics import Measured, Pairs, Sums, zero_sums
 from partwise.model.spec import Batch, Metric, Model, Pooled
 
-BATCH = 64
+BATCH = 16  # many clients have few examples, and a batch is computed whole
 
 
 def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
