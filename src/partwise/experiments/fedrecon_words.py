@@ -333,9 +333,8 @@ def _draw_table(
     path: Path, rows: Sequence[Mapping[str, Any]], vocabularies: Sequence[int], quick: bool
 ) -> None:
     figure = Figure(figsize=(11, 3.6), layout="constrained")
-    for axes, vocabulary in zip(
-        figure.subplots(1, len(vocabularies), sharey=True), vocabularies, strict=True
-    ):
+    panels = figure.subplots(1, len(vocabularies), sharey=True)
+    for axes, vocabulary in zip(panels, vocabularies, strict=True):
         mark = f"{vocabulary:,} words: "
         here = [row for row in rows if row["row"].startswith(mark)]
         names = [row["row"].removeprefix(mark) for row in here]

@@ -6,7 +6,8 @@ outside the vocabulary falls into one of some buckets, whose embeddings are loca
 mean its own words. The output layer scores words and buckets alike.
 
 A sentence is two columns: `word` holds what is shared, `bucket` what is local; each is -1 where the other is not,
-and both where there is padding.
+and both where there is padding. Where words are keyed, `word` holds places among a client's rows; so what comes
+next is told by a third column, unless outputs are keyed too and it is such a place itself.
 """
 
 from __future__ import annotations
@@ -146,15 +147,17 @@ class Network(nnx.Module):
         return dense(hidden.swapaxes(0, 1), out, bias, dtype)
 
 
+def _next(batch: Batch, num_held: int) -> jax.Array:
+    """[B, length]: which score is that of the next word; words come first, then buckets; -1 is nothing."""
+    if "next" in batch:
+        return batch["next"]
+    word, bucket = batch["word"][:, 1:], batch["bucket"][:, 1:]
+    return jnp.where(word >= 0, word, jnp.where(bucket >= 0, num_held + bucket, -1))
+
+
 def tokens(batch: Batch) -> jax.Array:
     """What a sentence counts: its targets that are no padding."""
-    return ((batch["word"][:, 1:] >= 0) | (batch["bucket"][:, 1:] >= 0)).sum(axis=-1) * 1.0
-
-
-def _targets(batch: Batch, num_shared: int) -> jax.Array:
-    """Which score is that of the next word: words come first, then buckets; -1 is nothing."""
-    word, bucket = batch["word"][:, 1:], batch["bucket"][:, 1:]
-    return jnp.where(word >= 0, word, jnp.where(bucket >= 0, num_shared + bucket, -1))
+    return (_next(batch, 0) >= 0).sum(axis=-1) * 1.0
 
 
 def _metrics(layout: Layouts) -> dict[str, Metric]:
@@ -162,8 +165,12 @@ def _metrics(layout: Layouts) -> dict[str, Metric]:
     outside the vocabulary and the end of a sentence), and a fourth that has to choose among words alone: with the
     others, a model that spreads what is out of vocabulary over more buckets names a word more often."""
     ids, shared = layout.ids, layout.num_shared
-    targets = lambda batch: _targets(batch, shared)
-    kind = lambda batch: layout.tokens(batch["word"][:, 1:], batch["bucket"][:, 1:])
+    targets = lambda batch: _next(batch, shared)
+
+    def kind(batch: Batch) -> jax.Array:
+        number = targets(batch)
+        return layout.tokens(jnp.where(number < shared, number, -1), number - shared)
+
     is_word = lambda batch: (kind(batch) > 0) & (kind(batch) <= ids.num_words)
     only_words = lambda scores: scores[..., : ids.num_words]
     return {
@@ -197,14 +204,15 @@ def settings(
     held = lambda scores: scores.shape[-1] - num_buckets if apart else here.num_shared
     model = nnx_model(
         lambda rngs: Network(here.num_shared, num_buckets, embedding, units, precision, apart, rngs),
-        lambda scores, batch: cross_entropy(scores, _targets(batch, held(scores))),
+        lambda scores, batch: cross_entropy(scores, _next(batch, held(scores))),
         _metrics(here),
         weight=tokens,
     )
     rules: dict[str, Role] = {} if words == "shared" else {"embedding": keyed("word")}
     if apart:
         rules |= {"out": keyed("word", axis=1, whole=True), "out_bias": keyed("word", fill=NOTHING)}
-    make = lambda more: Setting(model, partition(model, rules | more), ("word", "bucket"))
+    columns = ("word", "bucket") if apart else ("word", "bucket", "next")
+    make = lambda more: Setting(model, partition(model, rules | more), columns)
     return make({"oov": local()}), make({})
 
 
@@ -280,6 +288,8 @@ def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
     packed = store.gather(np.arange(store.num_clients))
     names = np.asarray(packed.vocabularies["tokens"])
     columns = layout.columns(packed.columns["tokens"])
+    word, bucket = columns["word"][:, 1:], columns["bucket"][:, 1:]
+    columns["next"] = np.where(word >= 0, word, np.where(bucket >= 0, layout.num_shared + bucket, -1))
     every = layout.columns(np.arange(layout.ids.num_ids))
     vocabularies = {
         name: names[column >= 0][np.argsort(column[column >= 0])] for name, column in every.items()
