@@ -117,8 +117,11 @@ def test_rounds_by_hand(product, lines, own, apart):
     np.testing.assert_array_equal(found.kept.arrays[BEGAN], [i in kept for i in range(4)])
 
 
-def test_clients_are_judged_with_what_they_kept(product, lines):
-    """In any order, matched by id; who never took part, and a stranger, with initial values."""
+@pytest.mark.parametrize("room", [1 << 28, 2 * 8])
+def test_clients_are_judged_with_what_they_kept(product, lines, room, monkeypatch):
+    """In any order, matched by id, all at once or two a call; who never took part, and a stranger, with initial
+    values."""
+    monkeypatch.setattr("partwise.simulation.evaluate.KEPT_BYTES", room)
     roles = partition(product, {"head": local()})
     build = personal(product, roles)
     found = run(build, lines)
@@ -149,15 +152,13 @@ def test_one_device_evaluates_as_all_do(product, lines):
         np.testing.assert_allclose(found["mse"].value, sums["mse"].value[position], rtol=1e-5)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_lanes_equal_the_plain_loop(biased_model, make_ratings, apart):
-    """Random initial values, keyed rows, a learned default, and a client with no example, who keeps nothing."""
+@pytest.mark.parametrize(("apart", "initial"), [(False, "random"), (True, "learned")])
+def test_lanes_equal_the_plain_loop(biased_model, make_ratings, apart, initial):
+    """Random initial values or a learned default, keyed rows, and a client with no example, who keeps nothing."""
     model = biased_model(6, 3)
-    store = make_ratings([7, 3, 0, 5, 9, 4], 6, distinct=4)
-    for initial in ("random", "learned"):
-        roles = partition(model, {"user": local(initial), "item/*": keyed("item")})
-        build = personal(model, roles, apart)
-        check_algorithm(build, RATES, store, cohort=4, rounds=3, lanes=(2,))
+    store = make_ratings([7, 5, 0, 5, 8, 6], 6, distinct=4)
+    build = personal(model, partition(model, {"user": local(initial), "item/*": keyed("item")}), apart)
+    check_algorithm(build, RATES, store, cohort=4, rounds=3, lanes=(2,))
     assert run(build, store, cohort=6).kept.arrays[BEGAN].tolist() == [1, 1, 0, 1, 1, 1]
 
 
