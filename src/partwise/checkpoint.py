@@ -38,18 +38,19 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write all of it or nothing."""
-    write_atomically(path, lambda file: file.write(data))
+    write_atomically(path, lambda file: file.write(data), mode)
 
 
-def write_atomically(path: Path, write: Callable[[Any], Any]) -> None:
-    """Let `write` fill a file, which takes its name only once it is complete and on the disk."""
+def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666) -> None:
+    """Let `write` fill a file, which takes its name only once it is complete and on the disk; `mode` says who may
+    read it, from its first byte on."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -75,9 +76,11 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def save_arrays(path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> None:
+def save_arrays(
+    path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None, mode: int = 0o666
+) -> None:
     """A safetensors file."""
-    write_file(path, to_bytes(arrays, header))
+    write_file(path, to_bytes(arrays, header), mode)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -88,6 +88,7 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
         ("fed_per", {}, r"clients of fed_per keep a local part, and task 'movielens-liked' has none"),
         ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
         ("fed_per", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
+        ("fed_rep", {"evaluation.local": "tuned"}, r"with fed_rep it trains none: use rebuilt"),
         ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
         ("fed_rep", {"reconstruct.method": "skip"}, r"unknown value of reconstruct\.method 'skip'"),
     ],

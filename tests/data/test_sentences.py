@@ -74,6 +74,7 @@ def check_by_hand(store):
     assert store.info["counts"] == {
         "texts": 3,
         "without_sentence": 0,
+        "empty_sentences": 0,
         "sentences_cut": 1,
         "words": 9,
         "unknown": 2,
@@ -113,8 +114,47 @@ def test_parts_hold_different_clients_and_the_first_makes_the_vocabulary():
         assert np.all(np.isin(part.gather().columns["tokens"][:, 1], [18, 19]))
 
 
-def test_bad_requests_are_named():
-    with pytest.raises(UserError, match="num_buckets is 0 and length 20: give at least 1"):
-        sentence_store(Corpus.of(TEXTS), WORDS, num_buckets=0)
-    with pytest.raises(UserError, match="max_examples is 0: give at least 1"):
-        sentence_store(Corpus.of(TEXTS), WORDS, max_sentences=0)
+def test_a_sentence_of_one_word_is_one_and_without_a_word_is_none():
+    said = sentence_store(Corpus.of([text("a", 0, "cat", "", " "), text("b", 0, "")]), WORDS, 3, length=2)
+    assert said.client_ids.tolist() == ["a"]
+    assert said.columns["tokens"].tolist() == [[7, 2, 8]]
+    assert said.info["counts"]["empty_sentences"] == 3
+    cut = sentence_store(Corpus.of([text("a", 0, "cat the")]), WORDS, 3, length=1)
+    assert cut.columns["tokens"].tolist() == [[7, 2]]  # no room for the end
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+@pytest.mark.parametrize("name", ["num_words", "num_buckets", "length", "max_sentences"])
+def test_sizes_are_refused_before_anything_is_read(name, size):
+    def read(counts):
+        raise AssertionError("the corpus was read")
+
+    message = f"{name} is {size}: give a whole number, at least 1"
+    with pytest.raises(UserError, match=message):
+        split_sentence_stores(Corpus("never", read), **{name: size})
+    if name == "num_words":
+        with pytest.raises(UserError, match=message):
+            sentence_vocabulary(Corpus("never", read), size)
+    else:
+        with pytest.raises(UserError, match=message):
+            sentence_store(Corpus("never", read), WORDS, **{name: size})
+
+
+def test_ids_without_buckets_are_refused():
+    with pytest.raises(UserError, match="num_buckets is 0: give a whole number, at least 1"):
+        TokenIds(3, 0)
+
+
+@pytest.mark.parametrize("texts", [[], [text("a", 0)], [text("a", 0, "", " ")]])
+def test_no_text_is_named(texts, tmp_path):
+    with pytest.raises(UserError, match="there is no text to cut by client in the letters"):
+        split_sentence_stores(Corpus.of(texts, "the letters"))
+    with pytest.raises(UserError, match="no text gave an example"):
+        sentence_store(Corpus.of(texts), WORDS)
+    with pytest.raises(UserError, match="there are no rows to store"):
+        sentence_store(Corpus.of(texts), WORDS, out=tmp_path / "said")
+
+
+def test_too_few_clients_to_cut_are_named():
+    with pytest.raises(UserError, match=r"the letters has 1 clients .* 0.8, 0.1, 0.1 none of them is left"):
+        split_sentence_stores(Corpus.of([text("a", 0, "the cat")], "the letters"))

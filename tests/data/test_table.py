@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from partwise.data import read_table, table
+from partwise.data import ClientStore, read_rows, read_table, table
 from partwise.types import UserError
 
 CSV = "user,item,rating,title,when\nb,10,1.5,one,2020-01-02\na,30,2,two,2020-01-03\na,20,4,three,2020-01-01\n"
@@ -92,6 +92,43 @@ def test_bad_text_is_named_by_line(tmp_path, out, text, message):
     with pytest.raises(UserError, match=message):
         read_table(tmp_path / "r.csv", "user", columns=["item", "rating"], ids=("item",), out=out)
     assert [path.name for path in tmp_path.iterdir()] == ["r.csv"]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"user,item,rating\nann,tea,3\nann,caf\xe9,3\n",
+            r"line 3, column 'item': .*; expected text in UTF-8",
+        ),
+        (
+            b"user,item,rating\nann,tea,3\nzo\xeb,tea,3\n",
+            r"line 3, column 'user': .*; expected text in UTF-8",
+        ),
+        (b"user,item,rating\n1,2,3\xff\n", r"line 2, column 'rating': .*; expected a finite number"),
+        (b"us\xe9r,item,rating\n1,2,3\n", "unknown column 'user' .nearest: us\ufffdr"),
+        ("user,item,rating\n1,2,3\n".encode("utf-16"), "unknown column 'user'"),
+    ],
+)
+def test_text_that_is_not_utf8_is_named(tmp_path, out, content, message, packed):
+    file = tmp_path / ("r.csv.gz" if packed else "r.csv")
+    file.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(UserError, match=message):
+        read_table(file, "user", columns=["item", "rating"], ids=("item",), out=out)
+
+
+def test_arrow_text_that_is_not_utf8_is_named(tmp_path, out):
+    offsets = pa.py_buffer(np.array([0, 3, 7], np.int32))
+    item = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"teacaf\xe9"))  # Arrow does not look
+    rows = pa.table({"user": ["ann", "bob"], "item": item, "rating": [1.0, 2.0]})
+    pyarrow.parquet.write_table(rows, tmp_path / "r.parquet")
+    with pytest.raises(UserError, match=r"r.parquet: column 'item' has 1 texts that are not UTF-8.* row 1"):
+        read_table(tmp_path / "r.parquet", "user", ids=("item",), out=out)
+    with pytest.raises(UserError, match=r"column 'item' has 1 texts that are not UTF-8.* row 1"):
+        read_rows(rows, "user", ids=("item",), out=out)
+    with pytest.raises(UserError, match=r"column 'client' has 1 texts that are not UTF-8.* row 1"):
+        ClientStore.from_arrays([b"ann", b"zo\xeb"], x=[1, 2])
 
 
 def test_a_bad_value_in_a_later_block_is_named(tmp_path, out, monkeypatch):

@@ -2,11 +2,17 @@
 
 import math
 
+import jax.numpy as jnp
 import pytest
 
+from partwise.data.corpus import Corpus, Text
+from partwise.data.sentences import TokenIds, split_sentence_stores
 from partwise.experiments.checks import check_counted, left_out
 from partwise.experiments.run import train
 from partwise.experiments.summary import not_finite
+from partwise.model.partition import local, partition
+from partwise.model.spec import Model
+from partwise.tasks import Setting, Task
 from partwise.types import UserError
 
 SMALL = {
@@ -71,6 +77,39 @@ def test_what_was_left_out_is_in_the_summary():
     summary = train("planted", changes=SMALL | {"cohort.over_selection": 2, "cohort.dropout": 0.5}).summary
     assert summary["dropped"] > 0
     assert (summary["broken"], summary["not_finite"]) == (0, [])
+
+
+def speak(client, sentences):
+    return Text(client, 0, "speech", "", sentences, ())
+
+
+@pytest.mark.parametrize("backend", ["compiled", "plain"])
+def test_clients_of_a_single_sentence_have_no_query(backend):
+    """By halves the one sentence goes to support: the client weighs nothing, and is counted."""
+    texts = [
+        speak(f"c{k}", ("the cat sat",) if k % 2 else ("the cat", "a cat sat", "sat")) for k in range(20)
+    ]
+    parts = split_sentence_stores(Corpus.of(texts), num_words=99, num_buckets=2, length=3)
+    assert parts[0].num_keys("tokens") == TokenIds(4, 2).num_ids  # all words that there are
+    init = lambda rng: {"shared": jnp.zeros(9), "own": jnp.zeros(9)}
+    predict = lambda params, batch, rng: (params["shared"] + params["own"])[batch["tokens"]]
+    model = Model(init, predict, lambda outputs, batch: ((outputs - 1.0) ** 2).mean(axis=-1))
+    task = Task("said", *parts, Setting(model, partition(model, {"own": local("zero")}), ("tokens",)))
+    everyone = {"cohort.size": parts[0].num_clients, "rounds": 2, "split.kind": "halves"}
+    run = train(task, changes=everyone | {"simulation.backend": backend, "simulation.lanes": 2})
+    single = int((parts[0].counts == 1).sum())
+    assert 0 < single < parts[0].num_clients
+    for record in run.records:
+        assert (record["empty"], record["clients"]) == (single, parts[0].num_clients - single)
+        assert math.isfinite(record["train"]["loss"])
+    assert run.summary["empty"] == 2 * single
+    assert run.test["clients_without_examples"] == (parts[2].counts == 1).sum()
+    assert run.test["clients"] == (parts[2].counts > 1).sum()
+    with pytest.raises(UserError, match=r"clients without query examples.*split.kind=none"):
+        train(
+            task._replace(train=parts[0].take(parts[0].counts == 1)),
+            changes=everyone | {"cohort.size": single},
+        )
 
 
 def test_metrics_that_are_not_finite_are_named():

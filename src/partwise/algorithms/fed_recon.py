@@ -35,12 +35,14 @@ def fed_recon(
     evaluation_split: Split | None = None,
     choose: Mapping[str, Choice] | None = None,
     check: Callable[[Client], None] | None = None,
+    fine_tune: Update | None = None,
 ) -> Algorithm:
     """S, R, U and the server step.
 
     passes > 1 repeats R and U on the client, each from where the other ended: alternating minimisation
     (patent claim 5). Evaluation is RECONEVAL: R on the support set, metrics on the query set of
-    `evaluation_split` (default: `split`).
+    `evaluation_split` (default: `split`); with `fine_tune`, after steps on shared and keyed parts too, on the
+    support set again (section 5.2, FedRecon + Finetune).
     """
     evaluated = evaluation_split or split
 
@@ -58,6 +60,8 @@ def fed_recon(
 
     def recon_eval(client: Client) -> Measured:
         rebuilt = reconstruct(_phase(client, 0), begin(client), evaluated.support)
+        if fine_tune:
+            rebuilt = fine_tune(_phase(client, 1), rebuilt, evaluated.support).progress
         return evaluate(client, rebuilt, evaluated.query)
 
     return Algorithm(

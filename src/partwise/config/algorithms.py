@@ -23,6 +23,7 @@ from partwise.config.parts import (
     make_choices,
     make_client_optimizer,
     make_evaluation_split,
+    make_fine_tune,
     make_reconstruct,
     make_recruiting,
     make_schedule,
@@ -64,9 +65,18 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
             f"none: use fed_avg, fed_per or central, or a task of unseen clients"
         )
+    _check_rebuilt(config)
     store = task.train.select(task.personal.columns)
     build = _recon_build(task.personal, config, store)
     return Prepared(build, rates_of(config), store, make_recruiting(config), build, task.personal)
+
+
+def _check_rebuilt(config: Config) -> None:
+    if config.evaluation.local != "rebuilt":
+        raise UserError(
+            f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
+            f"with {config.algorithm} it trains none: use rebuilt, or fed_avg and its kin"
+        )
 
 
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
@@ -170,6 +180,7 @@ def _prepare_keeping(
 ) -> Prepared:
     """An algorithm whose clients keep their local part. Seen clients are judged with it; unseen ones, who have
     none, rebuild theirs: RECONEVAL."""
+    _check_rebuilt(config)
     setting = task.personal
     if not setting.partition.local_paths:
         raise UserError(
@@ -220,15 +231,29 @@ def _prepare_central(task: Task, config: Config) -> Prepared:
 
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
-    """What a client that has the trained model does with it, and its rates."""
-    return _recon_build(setting, config.changed({"update.proximal": 0.0})), rates_of(config)
+    """What a client that has the trained model does with it, and its rates; `setting` is as `judged` says."""
+    changes: dict[str, Any] = {"update.proximal": 0.0}
+    if config.evaluation.local == "trained":
+        changes["reconstruct.method"] = "skip"
+    return _recon_build(setting, config.changed(changes)), rates_of(config)
+
+
+def judged(setting: Setting, config: Config) -> Setting:
+    """The setting in which clients are judged: a local part that the server trained begins as it is there."""
+    one_of("evaluation.local", config.evaluation.local, ("rebuilt", "tuned", "trained"))
+    if config.evaluation.local == "rebuilt":
+        return setting
+    begun = lambda role: dataclasses.replace(role, initial="learned") if role.kind == "local" else role
+    roles = {path: begun(role) for path, role in setting.partition.roles.items()}
+    return setting._replace(partition=dataclasses.replace(setting.partition, roles=roles))
 
 
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
     """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
-    if task.seen or not task.personal.partition.local_paths:
+    if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
         return build, _stateful(task)
-    return evaluation_build(task.personal, config)[0], task.personal
+    setting = judged(task.personal, config)
+    return evaluation_build(setting, config)[0], setting
 
 
 def _stateful(task: Task) -> Setting:
@@ -259,6 +284,7 @@ def _recon_build(setting: Setting, config: Config, store: ClientStore | None = N
             passes=config.update.passes,
             evaluation_split=make_evaluation_split(config),
             check=reconstruct.check_solvable if part.method == "solve" else None,
+            fine_tune=make_fine_tune(config, rates),
         )
 
     return build

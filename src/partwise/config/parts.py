@@ -64,6 +64,15 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     return update.by_steps(make_schedule(config), optimizer, part.joint)
 
 
+def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | None:
+    """What a client does to the shared and keyed parts before it is judged; None: nothing."""
+    part = config.fine_tune
+    if part.max_steps == 0:
+        return None
+    optimizer = make_client_optimizer(part.optimizer, rates["fine_tune"])
+    return update.by_steps(Schedule(part.batch_size, part.epochs, part.max_steps), optimizer, part.joint)
+
+
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """A split function by name."""
     one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
@@ -142,6 +151,7 @@ def rates_of(config: Config) -> dict[str, float]:
         "reconstruct": config.reconstruct.rate,
         "update": config.update.rate,
         "server": config.server.rate,
+        "fine_tune": config.fine_tune.rate,
     }
     if config.reconstruct.pull > 0 or config.reconstruct.method == "solve":
         rates["pull"] = config.reconstruct.pull

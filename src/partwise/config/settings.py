@@ -86,6 +86,29 @@ class UpdateConfig:
 
 
 @dataclass(frozen=True)
+class EvaluationConfig:
+    """With which local part a client is judged that the algorithm has none of."""
+
+    local: str = key(
+        "rebuilt",
+        "a judged client's local part: rebuilt from fresh values by reconstruct; tuned, the same from the values "
+        "that the server trained; trained, those values as they are (tuned, trained: not after fed_recon)",
+    )
+
+
+@dataclass(frozen=True)
+class FineTuneConfig:
+    """Steps on the support set before a client is judged, on shared and keyed parts."""
+
+    max_steps: int | None = key(0, "batches of fine-tuning before evaluation at most; 0: none", 0)
+    epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
+    batch_size: int = key(5, "examples in a batch", 1)
+    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = key(0.1, "learning rate of fine-tuning", 0, LARGEST)
+    joint: bool = key(False, "tune the local part along")
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """The server's optimizer with its own settings, and what a client weighs."""
 
@@ -146,8 +169,10 @@ class Config:
     cohort: CohortConfig = field(default_factory=CohortConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     evaluation_split: SplitConfig = field(default_factory=lambda: SplitConfig("same"))
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     reconstruct: ReconstructConfig = field(default_factory=ReconstructConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+    fine_tune: FineTuneConfig = field(default_factory=FineTuneConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
     scaffold: ScaffoldConfig = field(default_factory=ScaffoldConfig)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from partwise.data.checks import refuse
+from partwise.data.checks import refuse, refuse_not_utf8
 from partwise.types import UserError
 
 Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
@@ -46,5 +46,14 @@ def _from_arrow(name: str, array: Any, first_row: int) -> np.ndarray:
             f"column '{name}' holds {kind}: give one number, id or fixed-size list per row, or leave it out"
         )
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(array.to_pylist(), dtype=str)
+        return np.array(to_texts(name, array, first_row), dtype=str)
     return array.to_numpy(zero_copy_only=False)
+
+
+def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
+    """An Arrow column as Python values; if it is text that is not UTF-8 (Arrow does not look), say in which row."""
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        refuse_not_utf8(name, array.cast(pa.large_binary()).to_pylist(), first_row)
+        raise

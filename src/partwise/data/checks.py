@@ -56,7 +56,7 @@ def clean_ids(name: str, values: Any, first_row: int = 0) -> np.ndarray:
         refuse(name, "missing values", np.array([value is None for value in array], bool), first_row)
         array = np.array(array.tolist()) if len(array) else array.astype(np.int64)
     if array.dtype.kind == "S":
-        array = np.array([value.decode() for value in array.tolist()])
+        array = _decoded(name, array, first_row)
     if array.dtype.kind == "f":
         refuse(name, "missing or infinite ids", ~np.isfinite(array), first_row)
         refuse(name, "ids that are not whole numbers", array != np.floor(array), first_row, array)
@@ -107,6 +107,28 @@ def _numbers(name: str, array: np.ndarray, owners: np.ndarray, first_row: int) -
         too_large = np.abs(array) > np.finfo(np.float32).max  # what devices compute with
         refuse(name, "values too large for 32-bit numbers", too_large, first_row, array, owners)
     return array
+
+
+def _decoded(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError:
+        refuse_not_utf8(name, array.tolist(), first_row)
+        raise
+
+
+def refuse_not_utf8(name: str, values: Iterable[bytes | None], first_row: int = 0) -> None:
+    """Raise if a value is no UTF-8."""
+    bad = np.array([value is not None and not _is_utf8(value) for value in values], bool)
+    refuse(name, "texts that are not UTF-8", bad, first_row)
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def refuse(

@@ -26,8 +26,8 @@ class Text(NamedTuple):
     """What a client wrote at one time. Tokens are separated by spaces, as `text.tokens` makes them."""
 
     client: str
-    time: int  # milliseconds since 1970, UTC
-    kind: str  # question, answer, comment, tweet or review
+    time: int  # milliseconds since 1970, UTC; of speeches, their order
+    kind: str  # question, answer, comment, tweet, review or speech
     title: str
     sentences: tuple[str, ...]
     tags: tuple[str, ...]
@@ -107,13 +107,24 @@ def milliseconds(date: str, where: str) -> int:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def cut_clients(clients: Iterable[str], fractions: Sequence[float], seed: int) -> list[frozenset[str]]:
-    """Clients as `by_client` cuts them, before there is a store: vocabularies are counted over the first part."""
+def cut_clients(
+    clients: Iterable[str], fractions: Sequence[float], seed: int, source: str = "the corpus"
+) -> list[frozenset[str]]:
+    """Clients as `by_client` cuts them, before there is a store: vocabularies are counted over the first part, and
+    it must not be empty. `source` is for messages."""
     distinct = sorted(set(clients))
     if not distinct:
-        raise UserError("there is no text to cut by client: give texts that have what the examples need")
+        raise UserError(
+            f"there is no text to cut by client in {source}: give texts that have what the examples need"
+        )
     store = ClientStore.from_arrays(distinct, row=np.arange(len(distinct)))
-    return [frozenset(part.client_ids.tolist()) for part in by_client(store, fractions, seed)]
+    parts = [frozenset(part.client_ids.tolist()) for part in by_client(store, fractions, seed)]
+    if not parts[0]:
+        raise UserError(
+            f"{source} has {len(distinct)} clients with a text that can be used, and cut into parts of "
+            f"{', '.join(map(str, fractions))} none of them is left for training: give texts of more clients"
+        )
+    return parts
 
 
 def take_parts(store: ClientStore, parts: Sequence[Collection[str]]) -> tuple[ClientStore, ...]:

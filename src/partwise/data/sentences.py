@@ -6,11 +6,11 @@ inputs are `tokens[:, :-1]`, its targets `tokens[:, 1:]`. `TokenIds` says which 
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,15 @@ from partwise.types import UserError
 PAD = 0
 
 
-class TokenIds(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
     """Padding 0, words 1..V, buckets of other words V+1..V+B, BOS V+B+1, EOS V+B+2."""
 
     num_words: int
     num_buckets: int
+
+    def __post_init__(self):
+        _check_sizes(num_buckets=self.num_buckets)
 
     @property
     def first_bucket(self) -> int:
@@ -64,10 +68,12 @@ def encode(words: Sequence[str], known: Vocabulary, ids: TokenIds, length: int =
 
 
 def sentence_vocabulary(texts: Iterable[Text], num_words: int = 10_000) -> Vocabulary:
-    """The most frequent words of the sentences, without the titles; fewer, if there are fewer.
+    """The most frequent words of the sentences, without the titles; if there are fewer, all of them, and its length
+    says how many.
 
     Give it the training clients' texts only.
     """
+    _check_sizes(num_words=num_words)
     counts: Counter[str] = Counter()
     for text in texts:
         for sentence in text.sentences:
@@ -85,14 +91,16 @@ def sentence_store(
 ) -> ClientStore:
     """One store of all clients, in memory or in the new folder `out`.
 
-    Each client's sentences come in the order in which they were written, the first `max_sentences` of them.
+    Each client's sentences come in the order in which they were written, the first `max_sentences` of them; one
+    without a word is none. A client may have a single sentence: split into halves, it then has no query.
     Sentences that were cut, words seen and words outside the vocabulary are counted in the store's info.
     """
-    if num_buckets < 1 or length < 1:
-        raise UserError(f"num_buckets is {num_buckets} and length {length}: give at least 1 of each")
+    _check_sizes(num_buckets=num_buckets, length=length, max_sentences=max_sentences)
     ids = TokenIds(len(words), num_buckets)
     counts: Counter[str] = Counter(
-        dict.fromkeys(("texts", "without_sentence", "sentences_cut", "words", "unknown"), 0)
+        dict.fromkeys(
+            ("texts", "without_sentence", "empty_sentences", "sentences_cut", "words", "unknown"), 0
+        )
     )
     info = {"source": corpus.source, "num_words": len(words), "num_buckets": num_buckets}
     examples = _examples(corpus, words, ids, length, counts)
@@ -111,11 +119,14 @@ def split_sentence_stores(
 ) -> tuple[ClientStore, ...]:
     """Training, validation and test stores: clients who have a sentence, cut as `by_client` does.
 
-    Words are counted over the training clients only. The stores are views of one. The corpus is read three
-    times: `hold()` it if it fits into memory. For TFF's own splits use `sentence_vocabulary` on `train` and
-    `sentence_store` on each.
+    Words are counted over the training clients only; if they have fewer than `num_words`, all are taken, and the
+    info of the stores and the number of keys of `tokens` say how many. The stores are views of one. The corpus is
+    read three times: `hold()` it if it fits into memory. For TFF's own splits use `sentence_vocabulary` on `train`
+    and `sentence_store` on each.
     """
-    parts = cut_clients((text.client for text in corpus if text.sentences), fractions, seed)
+    _check_sizes(num_words=num_words, num_buckets=num_buckets, length=length, max_sentences=max_sentences)
+    speaking = (text.client for text in corpus if any(map(str.split, text.sentences)))
+    parts = cut_clients(speaking, fractions, seed, corpus.source)
     words = sentence_vocabulary((text for text in corpus if text.client in parts[0]), num_words)
     return take_parts(sentence_store(corpus, words, num_buckets, length, max_sentences, out), parts)
 
@@ -128,8 +139,17 @@ def _examples(
         counts["without_sentence"] += not text.sentences
         for sentence in text.sentences:
             words = sentence.split()
+            if not words:
+                counts["empty_sentences"] += 1
+                continue
             counts["sentences_cut"] += len(words) > length
             row = encode(words, known, ids, length)
             counts["words"] += min(len(words), length)
             counts["unknown"] += sum(ids.first_bucket <= token < ids.bos for token in row)
             yield Example(text.client, text.time, {"tokens": row})
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise UserError(f"{name} is {size}: give a whole number, at least 1")

@@ -177,7 +177,7 @@ def _stream_csv(file: Path, names: list[str], types: dict[str, pa.DataType]) -> 
 
 def _bad_cell(file: Path, names: list[str], ids: tuple[str, ...]) -> UserError | None:
     """Read line by line, only to say what is wrong where."""
-    with _open_text(file) as text:
+    with _open_text(file, "surrogateescape") as text:
         reader = csv.reader(text, delimiter=DELIMITERS[_kind(file)])
         header = next(reader)
         for cells in filter(None, reader):
@@ -188,13 +188,23 @@ def _bad_cell(file: Path, names: list[str], ids: tuple[str, ...]) -> UserError |
                 )
             for name in names:
                 cell = cells[header.index(name)]
-                if not (cell if name in ids else _is_number(cell)):
-                    expected = "an id" if name in ids else f"a finite number (or name it in ids=('{name}',))"
+                if not (cell and _is_utf8(cell) if name in ids else _is_number(cell)):
+                    number = f"a finite number (or name it in ids=('{name}',))"
+                    expected = number if name not in ids else "text in UTF-8" if cell else "an id"
                     return UserError(
                         f"{where}, column '{name}': {cell!r}; expected {expected}. "
                         "Mend or remove the line, or leave the column out with columns="
                     )
     return None
+
+
+def _is_utf8(cell: str) -> bool:
+    """Whether nothing of the cell had to be escaped when it was read."""
+    try:
+        cell.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(cell: str) -> bool:
@@ -212,7 +222,7 @@ def _is_date(cell: str) -> bool:
     return True
 
 
-def _open_text(file: Path) -> TextIO:
+def _open_text(file: Path, errors: str = "replace") -> TextIO:
     if file.suffix == ".gz":
-        return gzip.open(file, "rt", newline="", encoding="utf-8-sig", errors="replace")
-    return file.open(newline="", encoding="utf-8-sig", errors="replace")
+        return gzip.open(file, "rt", newline="", encoding="utf-8-sig", errors=errors)
+    return file.open(newline="", encoding="utf-8-sig", errors=errors)

@@ -80,7 +80,7 @@ def split_tag_stores(
     three times: `hold()` it if it fits into memory. For TFF's own splits use `tag_vocabularies` on `train` and
     `tag_store` on each.
     """
-    parts = cut_clients((text.client for text in corpus if text.tags), fractions, seed)
+    parts = cut_clients((text.client for text in corpus if text.tags), fractions, seed, corpus.source)
     known = tag_vocabularies((text for text in corpus if text.client in parts[0]), num_words, num_tags)
     return take_parts(tag_store(corpus, known, width, max_tags, out), parts)
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from partwise.types import unknown
 
-GENERATED = ("planted", "tags-planted", "writers")  # tasks that need no data
+GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
 
 
 class Case(NamedTuple):
@@ -62,7 +62,7 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     task, config = resolve(case.task, data if case.task not in GENERATED else None, case.changes)
     prepared = prepare(task, config)
     loaded = _resident_mb()
-    simulation = make_simulation(prepared, config)
+    simulation = make_simulation(prepared, config, config.simulation.lanes)
     calls = []
     for records in simulation.run(case.rounds):
         calls.append(float(np.mean([record.seconds for record in records])))
@@ -71,9 +71,11 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     evaluate(simulation.state.params)
     began = time.perf_counter()
     evaluate(simulation.state.params)
+    seconds = float(np.median(calls[1:] or calls))
     return {
         "case": case.name,
-        "seconds_per_round": float(np.median(calls[1:] or calls)),
+        "seconds_per_round": seconds,
+        **_rates(task, config, seconds),
         "seconds_compile": compiling,
         "seconds_evaluation": time.perf_counter() - began,
         "evaluated_clients": task.test.num_clients,
@@ -82,6 +84,27 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
         "lanes": simulation.lanes,
         "resident": getattr(simulation, "resident", False),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _rates(task: Any, config: Any, seconds: float) -> dict[str, float]:
+    """What a step of one client costs, and how much of what weighs (examples, or tokens) is trained in a second;
+    both as the population's mean, of the clients' updates alone."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from partwise.config.parts import make_schedule
+
+    store = task.train.gather(np.arange(min(task.train.num_clients, 100)))
+    steps = np.asarray(make_schedule(config).num_steps(jnp.asarray(store.counts)))
+    weight = np.asarray(
+        task.personal.model.weight({k: jnp.asarray(v) for k, v in store.columns.items()})
+    ).sum()
+    passes = steps.sum() * config.update.batch_size / max(store.num_examples, 1)
+    size = config.cohort.size
+    return {
+        "ms_per_client_step": 1e3 * seconds / (size * steps.mean()),
+        "weight_per_second": float(size * weight / store.num_clients * passes / seconds),
     }
 
 
@@ -168,6 +191,48 @@ def _writers(network: str) -> Callable[[bool], list[Case]]:
     ]
 
 
+def _next_word(quick: bool) -> list[Case]:
+    """The LSTM of FedRecon and of Reddi et al. at a vocabulary of 10,000 (on a CPU a narrower one at 1,000), all
+    parameters trained: 200 clients, 16 steps of 16 x 20 words each, by precision and lanes; then with words keyed,
+    and FedRecon."""
+    import jax
+
+    small = quick or jax.default_backend() == "cpu"
+    shape = (
+        {"data.num_words": 1000, "data.embedding": 32, "data.units": 64}
+        if small
+        else {"data.num_words": 10_000}
+    )
+    size = (
+        {"data.num_clients": 40, "cohort.size": 16}
+        if quick
+        else {"data.num_clients": 300, "cohort.size": 200}
+    )
+    base = {
+        **shape,
+        **size,
+        "data.words": "input",
+        "data.sentences": 64 if quick else 256,
+        "simulation.rounds_per_call": 1,
+    }
+    lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
+    case = lambda name, precision, count, **more: Case(
+        name,
+        "next-word-planted",
+        {**base, "data.precision": precision, "simulation.lanes": count, **more},
+        rounds=3 if quick else 6,
+    )
+    return [
+        *(
+            case(f"{precision}, {count} lanes", precision, count, algorithm="fed_avg")
+            for precision in ("float32", "bfloat16")
+            for count in lanes
+        ),
+        case("words keyed", "bfloat16", lanes[-1], algorithm="fed_select", **{"data.words": "keyed"}),
+        case("FedRecon", "bfloat16", lanes[-1]),
+    ]
+
+
 BENCHMARKS: dict[str, Benchmark] = {
     "fedrecon-movielens": Benchmark(
         "FedRecon matrix factorisation: phases, cohort sizes, numbers of items", _fedrecon_movielens
@@ -175,6 +240,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "select-logistic": Benchmark(
         "Federated Select, tag prediction: full broadcast, m keys, table sizes", _select_logistic
     ),
+    "next-word": Benchmark("Next word with an LSTM: lanes, precision, keyed and local words", _next_word),
     "fedavg-2nn": Benchmark("Federated averaging of a 784-200-200-62 network", _writers("2nn")),
     "fedavg-cnn": Benchmark("Federated averaging of a CNN of 1.7 million parameters", _writers("cnn")),
 }
@@ -186,6 +252,8 @@ def show_table(console: Console, result: Mapping[str, Any]) -> None:
         "case",
         "ms a round",
         "rounds a second",
+        "ms a client-step",
+        "examples or tokens a second",
         "lanes",
         "compile s",
         "evaluation s",
@@ -197,6 +265,8 @@ def show_table(console: Console, result: Mapping[str, Any]) -> None:
             line["case"],
             f"{1e3 * line['seconds_per_round']:.2f}",
             f"{1 / line['seconds_per_round']:.0f}",
+            f"{line['ms_per_client_step']:.3g}",
+            f"{line['weight_per_second']:,.0f}",
             str(line["lanes"]),
             f"{line['seconds_compile']:.1f}",
             f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",

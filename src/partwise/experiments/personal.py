@@ -14,7 +14,7 @@ import numpy as np
 
 from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
-from partwise.config.algorithms import evaluation_build
+from partwise.config.algorithms import evaluation_build, judged
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table
@@ -40,6 +40,7 @@ class Personal:
     def __init__(
         self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
     ):
+        setting = judged(setting, config)
         self.setting, self.vocabularies = setting, vocabularies
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
@@ -160,8 +161,8 @@ def _look_up(vocabulary: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np
 
 
 def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
-    """Store a local part; it belongs to the client and goes nowhere else."""
-    save_arrays(Path(path), local, {"run": run, "kind": "local"})
+    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it."""
+    save_arrays(Path(path), local, {"run": run, "kind": "local"}, mode=0o600)
 
 
 def load_local(path: str | Path) -> dict[str, np.ndarray]:

@@ -21,6 +21,7 @@ RATES = {
     "reconstruct.pull": "pull",
     "update.rate": "update",
     "server.rate": "server",
+    "fine_tune.rate": "fine_tune",
 }
 
 

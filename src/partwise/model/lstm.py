@@ -3,6 +3,9 @@
 What need not wait for the state is done for all times at once: the product of the inputs, and in the gradient the
 products that make up the weights' own, which automatic differentiation would add up step by step. The loops over
 time are not unrolled: on a CPU that is slower and takes much longer to compile.
+
+`dtype` is that of the numbers that products read and write, and so of what is kept for the gradient: in bfloat16 a
+step moves half as much. Products are summed, and cells and parameters kept, in float32 in any case.
 """
 
 from __future__ import annotations
@@ -11,6 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+ALIGNED = 8  # numbers in a row, or a multiple: a GPU then multiplies twice as fast
 
 
 def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
@@ -24,11 +29,33 @@ def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
     }
 
 
-def lstm(params: dict[str, jax.Array], inputs: jax.Array, real: jax.Array) -> jax.Array:
+def lstm(params: dict[str, jax.Array], inputs: jax.Array, real: jax.Array, dtype: Any = None) -> jax.Array:
     """The states after every time, [T, B, units], of inputs [T, B, size]; where not `real` [T, B], a state stays as
     it is. So the last one is that after the last real input, wherever the padding is."""
-    given = inputs @ params["input"] + params["bias"]
-    return _states(given, params["recurrent"], real[..., None].astype(given.dtype))
+    given = dense(inputs, params["input"], params["bias"], dtype)
+    return _states(given.astype(dtype or given.dtype), params["recurrent"], real[..., None])
+
+
+def dense(x: jax.Array, weights: jax.Array, bias: jax.Array, dtype: Any = None) -> jax.Array:
+    """`x @ weights + bias` in float32, of a product that is read and written in `dtype`; so are its gradients."""
+    return _dense(x.astype(dtype or x.dtype), weights.astype(dtype or weights.dtype), bias)
+
+
+@jax.custom_vjp
+def _dense(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
+    return (x @ weights).astype(bias.dtype) + bias
+
+
+def _dense_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The bias's is a row of the product that is the weights': as a sum, XLA would compute all it sums up anew."""
+    x, weights = kept
+    flat = gradient.astype(x.dtype).reshape(-1, gradient.shape[-1])
+    with_one = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1).reshape(len(flat), -1)
+    to_both = with_one.T @ flat
+    return (flat @ weights.T).reshape(x.shape), to_both[:-1], to_both[-1].astype(gradient.dtype)
+
+
+_dense.defvjp(lambda x, weights, bias: (_dense(x, weights, bias), (x, weights)), _dense_backward)
 
 
 @jax.custom_vjp
@@ -37,35 +64,39 @@ def _states(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> jax.Arra
 
 
 def _forward(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> tuple[jax.Array, Any]:
-    units = recurrent.shape[0]
+    units, dtype = recurrent.shape[0], given.dtype
+    recurrent = recurrent.astype(dtype)
 
     def step(carry: Any, now: Any) -> Any:
         state, cell = carry
-        drive, mask = now
-        gates = _gates(drive + state @ recurrent, units)
-        i, f, o, g = _four(gates, units)
+        drive, here = now
+        drive = drive + state @ recurrent
+        i, f, o, g = _gates(drive, units)
         new_cell = f * cell + i * g
-        after = (state + mask * (o * jnp.tanh(new_cell) - state), cell + mask * (new_cell - cell))
-        return after, (*after, gates)
+        new_state = (o * jnp.tanh(new_cell)).astype(dtype)
+        after = (jnp.where(here, new_state, state), jnp.where(here, new_cell, cell))
+        return after, (after[0], after[1].astype(dtype), drive)
 
-    start = (jnp.zeros_like(given[0, :, :units]),) * 2
-    _, (states, cells, gates) = jax.lax.scan(step, start, (given, real))
-    return states, (states, cells, gates, recurrent, real)
+    start = jnp.zeros_like(given[0, :, :units])
+    _, (states, cells, drives) = jax.lax.scan(step, (start, start.astype(jnp.float32)), (given, real))
+    return states, (states, cells, drives, recurrent, real)
 
 
 def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    states, cells, gates, recurrent, real = kept
-    units = recurrent.shape[0]
+    states, cells, drives, recurrent, real = kept
+    units, dtype = recurrent.shape[0], states.dtype
     before = lambda x: jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
 
     def step(carry: Any, now: Any) -> Any:
         d_state, d_cell = carry
-        d_here, gate, cell, earlier, mask = now
-        i, f, o, g = _four(gate, units)
+        d_here, drive, cell, earlier, here = now
+        i, f, o, g = _gates(drive, units)
         d_state = d_state + d_here
-        squashed = jnp.tanh(cell)  # where not real, of another cell, but then its gradient is 0
-        d_out = mask * d_state
-        d_new = mask * d_cell + d_out * o * (1 - squashed * squashed)
+        squashed = jnp.tanh(
+            cell.astype(jnp.float32)
+        )  # where not real, of another cell, but then its gradient is 0
+        d_out = jnp.where(here, d_state, 0)
+        d_new = jnp.where(here, d_cell, 0) + d_out * o * (1 - squashed * squashed)
         d_gates = jnp.concatenate(
             [
                 d_new * g * i * (1 - i),
@@ -74,25 +105,22 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, Non
                 d_new * i * (1 - g * g),
             ],
             axis=-1,
-        )
-        carry = (d_gates @ recurrent.T + (1 - mask) * d_state, d_new * f + (1 - mask) * d_cell)
-        return carry, d_gates
+        ).astype(dtype)
+        back = d_gates @ recurrent.T
+        return (back + jnp.where(here, 0, d_state), d_new * f + jnp.where(here, 0, d_cell)), d_gates
 
-    start = (jnp.zeros_like(states[0]),) * 2
-    given = (gradient, gates, cells, before(cells), real)
+    start = (jnp.zeros(states.shape[1:], jnp.float32),) * 2
+    given = (gradient, drives, cells, before(cells), real)
     _, d_given = jax.lax.scan(step, start, given, reverse=True)
-    d_recurrent = jnp.einsum("tbh,tbg->hg", before(states), d_given)
-    return d_given, d_recurrent, None
+    room = [(0, 0), (0, 0), (0, -units % ALIGNED)]
+    d_recurrent = jnp.einsum("tbh,tbg->hg", jnp.pad(before(states), room), d_given)[:units]
+    return d_given, d_recurrent.astype(jnp.float32), None
 
 
 _states.defvjp(_forward, _backward)
 
 
-def _gates(drive: jax.Array, units: int) -> jax.Array:
-    return jnp.concatenate(
-        [jax.nn.sigmoid(drive[..., : 3 * units]), jnp.tanh(drive[..., 3 * units :])], axis=-1
-    )
-
-
-def _four(gates: jax.Array, units: int) -> list[jax.Array]:
-    return [gates[..., k * units : (k + 1) * units] for k in range(4)]
+def _gates(drive: jax.Array, units: int) -> tuple[jax.Array, ...]:
+    """Input, forget and output gates and the candidate; computed from what drives them whenever they are needed."""
+    i, f, o, g = (drive[..., k * units : (k + 1) * units].astype(jnp.float32) for k in range(4))
+    return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(g)

@@ -177,11 +177,16 @@ class Partition:
 
     def server_leaves(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The leaves that the server stores, out of a larger mapping. A learned default that was not trained is
-        the mean of the table that was (users' rows, after FedAvg)."""
+        the leaf that was, or the mean of the table of them (users' rows, after FedAvg)."""
         leaves = {}
         for path in self.server_paths:
-            table = params.get(path.removeprefix(DEFAULT)) if path not in params else None
-            leaves[path] = params[path] if table is None else jnp.mean(jnp.asarray(table), axis=0)
+            leaf = path.removeprefix(DEFAULT)
+            if path in params or leaf not in params:
+                leaves[path] = params[path]
+            elif jnp.shape(params[leaf]) == self.shapes[leaf].shape:
+                leaves[path] = params[leaf]
+            else:
+                leaves[path] = jnp.mean(jnp.asarray(params[leaf]), axis=0)
         return leaves
 
     def split(self, params: Params) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -79,6 +79,16 @@ TASKS: dict[str, Entry | Lazy] = {
         "partwise.tasks.next_word:NEXT_WORD",
         "flax",
     ),
+    "next-word-lstm": Lazy(
+        "the same sentences, LSTM with local embeddings of rare words (FedRecon, Table 2)",
+        "partwise.tasks.next_word_lstm:NEXT_WORD_LSTM",
+        "flax",
+    ),
+    "next-word-planted": Lazy(
+        "generated sentences with words of clients' own, at any size",
+        "partwise.tasks.next_word_lstm:PLANTED",
+        "flax",
+    ),
 }
 
 

@@ -14,18 +14,16 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 
-from partwise.data import holdout
-from partwise.data.loaders import stackexchange, stackoverflow
-from partwise.data.sentences import PAD, TokenIds, sentence_store, sentence_vocabulary, split_sentence_stores
+from partwise.data.sentences import PAD, TokenIds
 from partwise.data.store import ClientStore
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import NOTHING, sampled_softmax
 from partwise.model.spec import Batch, Metric, lookup
 from partwise.tasks.base import SELECT_DEFAULTS, Entry, Setting, Task, cohort_size
+from partwise.tasks.language import accuracy, cross_entropy, load_sentences
 from partwise.types import UserError
 
 DEFAULTS = {
@@ -86,9 +84,7 @@ def _targets(batch: Batch) -> jax.Array:
 
 def _losses(scores: jax.Array, batch: Batch) -> jax.Array:
     """Summed over the words of a sentence that are in the slice."""
-    target = _targets(batch)
-    each = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.maximum(target, 0))
-    return jnp.where(target >= 0, each, 0).sum(axis=-1)
+    return cross_entropy(scores, _targets(batch))
 
 
 def _sampled_losses(num_sampled: int) -> Callable[[Transformer, Batch, jax.Array], jax.Array]:
@@ -108,12 +104,7 @@ def _num_targets(batch: Batch) -> jax.Array:
 def _accuracy(num_words: int) -> Metric:
     """Top-1 over words; targets that are pad, out of vocabulary or the end of a sentence do not count, scores are
     not masked (FedRecon's definition)."""
-    counted = lambda batch: (_targets(batch) >= 0) & (_targets(batch) <= num_words)
-
-    def right(scores: jax.Array, batch: Batch) -> jax.Array:
-        return ((jnp.argmax(scores, axis=-1) == _targets(batch)) & counted(batch)).sum(axis=-1) * 1.0
-
-    return Metric(right, higher_is_better=True, weight=lambda batch: counted(batch).sum(axis=-1) * 1.0)
+    return accuracy(_targets, lambda batch: (_targets(batch) >= 0) & (_targets(batch) <= num_words))
 
 
 def settings(
@@ -164,14 +155,7 @@ def load(
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
     `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    if source := stackoverflow.locate(data):
-        with stackoverflow.open_unseen(source) as corpora:
-            words = sentence_vocabulary(corpora[0], num_words)
-            train, unseen = (sentence_store(corpus, words, **given) for corpus in corpora)
-        parts = (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
-    else:
-        corpus = stackexchange.load(data, comments=comments).hold()
-        parts = split_sentence_stores(corpus, num_words, seed=seed, **given)
+    parts = load_sentences(data, num_words, comments=comments, seed=seed, **given)
     train, validation, test = map(_without_padding, parts)
     shape |= {"num_buckets": num_buckets, "length": length, "sampled": sampled}
     return next_word_task(train, validation, test, **shape)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from partwise.data.loaders import amazon_reviews, sentiment140
+from partwise.data.loaders import amazon_reviews, json_lines, sentiment140
 from partwise.data.loaders.locate import data_root, held_by
 from partwise.data.loaders.packed import open_packed
 from partwise.data.sentiment import split_sentiment_stores
@@ -138,6 +138,6 @@ def _locate(data: str | None) -> Path:
 
 def _is_json(file: Path) -> bool:
     """Whether a file holds JSON objects; else it should be CSV."""
-    choose = lambda names: sentiment140.training_member(names) or amazon_reviews.reviews_member(names)
+    choose = lambda names: sentiment140.training_member(names) or json_lines.only_member(names)
     with open_packed(file, choose) as source:
         return source.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")

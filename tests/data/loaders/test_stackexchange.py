@@ -137,6 +137,28 @@ def test_malformed_xml_names_file_and_line(dump):
         stackexchange.load(dump)
 
 
+def test_text_that_is_not_utf8_names_file_and_place(dump, table):
+    whole = to_xml("posts", NAMES, POSTS).encode()
+    (dump / "Posts.xml").write_bytes(whole.replace(b"don't", b"don\x92t"))
+    with pytest.raises(UserError, match=r"Posts.xml, line 4: not well-formed"):
+        stackexchange.load(dump)
+    (dump / "Posts.xml").write_bytes(whole.replace(b'"utf-8"', b'"klingon"').removeprefix(b"\xef\xbb\xbf"))
+    with pytest.raises(
+        UserError, match=r"Posts.xml, line 1: the file's encoding cannot be read \(unknown enc"
+    ):
+        stackexchange.load(dump)
+    posts = pyarrow.parquet.read_table(table / "posts.parquet")
+    at = posts.schema.names.index("Body")
+    body = [b"\xff!" if k == 2 else b"fine" for k in range(posts.num_rows)]
+    offsets = np.cumsum([0, *map(len, body)]).astype(np.int32)
+    said = pa.StringArray.from_buffers(len(body), pa.py_buffer(offsets), pa.py_buffer(b"".join(body)))
+    pyarrow.parquet.write_table(posts.set_column(at, "Body", said), table / "posts.parquet")
+    with pytest.raises(
+        UserError, match=r"posts.parquet: column 'Body' has 1 texts that are not UTF-8.* row 2"
+    ):
+        list(stackexchange.load(table))
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [

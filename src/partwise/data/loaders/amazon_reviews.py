@@ -5,14 +5,13 @@ A rating of 4 or 5 stars is positive, 1 to 3 negative. Tokens are those of LEAF 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from partwise.data.corpus import NEGATIVE, POSITIVE, Corpus, Text
-from partwise.data.loaders.packed import open_packed
+from partwise.data.loaders.json_lines import read_lines, read_object
 from partwise.data.text import leaf_tokens
 from partwise.types import UserError
 
@@ -31,24 +30,16 @@ def load(file: str | Path, summary: bool = True) -> Corpus:
     place = Path(file)
 
     def read(counts: Counter[str]) -> Iterator[Text]:
-        with open_packed(place, reviews_member) as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _text(line, summary, f"{place}, line {number}", counts)
+        for where, line in read_lines(place):
+            yield _text(line, summary, where, counts)
 
     return Corpus(f"Amazon reviews {place}", read)
-
-
-def reviews_member(names: list[str]) -> str | None:
-    """The only .json file of a zip."""
-    found = [name for name in names if name.lower().endswith((".json", ".jsonl"))]
-    return found[0] if len(found) == 1 else None
 
 
 def _text(line: bytes, summary: bool, where: str, counts: Counter[str]) -> Text:
     decoded = line.decode("utf-8", "replace")
     counts["lines_not_utf8"] += "\ufffd" in decoded
-    review = _parsed(decoded, where)
+    review = read_object(decoded, where, EXPECTED)
     client = review.get("reviewerID")
     if not isinstance(client, str) or not client:
         raise UserError(
@@ -62,16 +53,6 @@ def _text(line: bytes, summary: bool, where: str, counts: Counter[str]) -> Text:
     label = POSITIVE if overall >= LEAST_POSITIVE else NEGATIVE
     sentences = (" ".join(said),) if said else ()
     return Text(client, round(time * 1000), "review", " ".join(headline), sentences, (label,))
-
-
-def _parsed(line: str, where: str) -> dict[str, Any]:
-    try:
-        review = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{where} is not JSON ({error}): expected {EXPECTED}. Mend or remove it") from error
-    if not isinstance(review, dict):
-        raise UserError(f"{where} is {line.strip()[:40]!r}; expected {EXPECTED}. Mend or remove it")
-    return review
 
 
 def _said(review: dict[str, Any], name: str, where: str, counts: Counter[str]) -> str:

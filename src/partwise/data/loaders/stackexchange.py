@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet
 
+from partwise.data.batches import to_texts
 from partwise.data.checks import check_known
 from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders.locate import data_root, held_by
@@ -150,10 +151,14 @@ def _read_parquet(file: Path, names: tuple[str, ...], site: str | None) -> Itera
         with pyarrow.parquet.ParquetFile(file) as source:
             wanted = [*names, *([] if site else ["Site"])]
             check_known(wanted, source.schema_arrow.names)
+            first_row = 0
             for batch in source.iter_batches(ROWS_AT_ONCE, columns=wanted):
-                for fields in batch.to_pylist():
-                    where = f"{file}, row with Id {fields.get('Id')}"
+                columns = [to_texts(name, batch[name], first_row) for name in wanted]
+                for values in zip(*columns, strict=True):
+                    fields = dict(zip(wanted, values, strict=True))
+                    where = f"{file}, row with Id {fields['Id']}"
                     yield Row(site or fields["Site"], fields, where)
+                first_row += batch.num_rows
     except UserError as error:
         raise UserError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from error
     except (pa.ArrowInvalid, OSError) as error:
@@ -175,6 +180,10 @@ def _read_xml(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[
         line = error.position[0]
         raise UserError(
             f"{file}, line {line}: {error}; expected a dump's <row .../> lines. Unpack it again"
+        ) from error
+    except (LookupError, ValueError) as error:
+        raise UserError(
+            f"{file}, line 1: the file's encoding cannot be read ({error}): a dump is UTF-8. Unpack it again"
         ) from error
 
 

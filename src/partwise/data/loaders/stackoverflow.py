@@ -41,13 +41,15 @@ def load(path: str | Path, split: str | None = None) -> Corpus:
 
 
 def locate(path: str | Path | None) -> Path | None:
-    """TFF's file if `path` is one by its name, or a folder that holds one; None for anything else."""
+    """TFF's file if `path` is one by its name, or a folder that holds one; None for anything else, also for TFF's
+    Shakespeare."""
     if path is None:
         return None
     source = Path(path).expanduser()
     if source.is_dir():
         return next((source / name for name in FILES if (source / name).is_file()), None)
-    return source if source.name.endswith((".sqlite", ".sqlite.lzma", ".h5", ".hdf5")) else None
+    named = source.name.endswith(tff.SUFFIXES) and not source.name.startswith("shakespeare")
+    return source if named else None
 
 
 @contextlib.contextmanager

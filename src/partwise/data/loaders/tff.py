@@ -29,6 +29,7 @@ Features = dict[str, list | np.ndarray]
 
 SQLITE, HDF5 = b"SQLite format 3\0", b"\x89HDF\r\n\x1a\n"
 PACKED = (".lzma", ".xz")
+SUFFIXES = (".sqlite", ".sqlite.lzma", ".h5", ".hdf5")
 TABLES = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),
     "client_metadata": ("client_id", "split_name", "num_examples"),
@@ -184,14 +185,14 @@ def _read_sqlite(
     with _database(path) as connection:
         split = _choose(split, _splits(connection), path)
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
-        promised = {_text(client): count for client, count in connection.execute(query, (split,))}
+        promised = {_text(client, path): count for client, count in connection.execute(query, (split,))}
         query = (  # the index on (split_name, client_id) that TFF makes holds this order already
             "SELECT client_id, serialized_example_proto FROM examples "
             "WHERE split_name = ? ORDER BY client_id, rowid"
         )
         rows = connection.execute(query, (split,))
         for client, mine in itertools.groupby(rows, key=lambda row: row[0]):
-            client = _text(client)
+            client = _text(client, path)
             blobs = [blob for _, blob in mine]
             _check_count(path, split, client, len(blobs), promised.pop(client, 0))
             yield client, decoder.decode(blobs, features, f"{path}, split '{split}', client {client}")
@@ -207,8 +208,11 @@ def _check_count(path: Path, split: str, client: str, found: int, promised: int)
         )
 
 
-def _text(client: Any) -> str:
-    return client.decode() if isinstance(client, bytes) else str(client)
+def _text(client: Any, path: Path) -> str:
+    try:
+        return client.decode() if isinstance(client, bytes) else str(client)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: the client id {client!r} is not UTF-8; download the file again") from error
 
 
 def _read_hdf5(path: Path, features: Sequence[str] | None) -> Iterator[tuple[str, Features]]:

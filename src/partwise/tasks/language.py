@@ -1,0 +1,72 @@
+"""What the tasks of next-word prediction share: sentences from any of the sources, a loss, and accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partwise.data import holdout
+from partwise.data.loaders import shakespeare, stackexchange, stackoverflow
+from partwise.data.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
+from partwise.data.store import ClientStore
+from partwise.model.spec import Batch, Metric
+
+
+def load_sentences(
+    data: str | None, num_words: int, *, comments: bool = True, seed: int = 42, **shape: Any
+) -> tuple[ClientStore, ...]:
+    """Training, validation and test clients with the column `tokens` (see data.sentences), of TFF's Stack Overflow
+    or of Shakespeare if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets, length and
+    max_sentences."""
+    if source := stackoverflow.locate(data):
+        with stackoverflow.open_unseen(source) as corpora:
+            words = sentence_vocabulary(corpora[0], num_words)
+            train, unseen = (sentence_store(corpus, words, **shape) for corpus in corpora)
+        return (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
+    if source := shakespeare.locate(data):
+        return split_sentence_stores(shakespeare.load(source).hold(), num_words, seed=seed, **shape)
+    corpus = stackexchange.load(data, comments=comments).hold()
+    return split_sentence_stores(corpus, num_words, seed=seed, **shape)
+
+
+def cross_entropy(scores: jax.Array, targets: jax.Array) -> jax.Array:
+    """[B], summed over the targets of a sentence; -1 is none."""
+    return _surprise(scores, targets).sum(axis=-1)
+
+
+@jax.custom_vjp
+def _surprise(scores: jax.Array, targets: jax.Array) -> jax.Array:
+    """The negative log-probability of each target. Its gradient is one pass over the scores, which are many."""
+    return _surprise_forward(scores, targets)[0]
+
+
+def _surprise_forward(scores: jax.Array, targets: jax.Array) -> tuple[jax.Array, Any]:
+    total = jax.nn.logsumexp(scores, axis=-1)
+    own = jnp.take_along_axis(scores, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where(targets >= 0, total - own, 0), (scores, targets, total)
+
+
+def _surprise_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
+    scores, targets, total = kept
+    softmax = jnp.exp(scores - total[..., None])
+    weight = jnp.where(targets >= 0, gradient, 0)[..., None]
+    return weight * (softmax - (jnp.arange(scores.shape[-1]) == targets[..., None])), None
+
+
+_surprise.defvjp(_surprise_forward, _surprise_backward)
+
+
+def accuracy(
+    targets: Callable[[Batch], jax.Array],
+    counted: Callable[[Batch], jax.Array],
+    allowed: Callable[[jax.Array], jax.Array] = lambda scores: scores,
+) -> Metric:
+    """The share of the targets [B, L] that are `counted` whose score is the largest of those `allowed`."""
+
+    def right(scores: jax.Array, batch: Batch) -> jax.Array:
+        return ((jnp.argmax(allowed(scores), axis=-1) == targets(batch)) & counted(batch)).sum(axis=-1) * 1.0
+
+    return Metric(right, higher_is_better=True, weight=lambda batch: counted(batch).sum(axis=-1) * 1.0)

@@ -1,0 +1,292 @@
+"""Next word with an LSTM and out-of-vocabulary embeddings of one's own (FedRecon, sections 5.1.2 and C.2).
+
+The vocabulary is shared. Or its embeddings are keyed (`words = "input"`: a client has the rows of its own words,
+which comes to the same), or those and the output layer (`"keyed"`: it then predicts among its own words). A word
+outside the vocabulary falls into one of some buckets, whose embeddings are local, so that every client's buckets
+mean its own words. The output layer scores words and buckets alike.
+
+A sentence is two columns: `word` holds what is shared, `bucket` what is local; each is -1 where the other is not,
+and both where there is padding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from partwise.data import holdout
+from partwise.data.planted_sentences import planted_sentences
+from partwise.data.sentences import TokenIds
+from partwise.data.store import ClientStore
+from partwise.model.lstm import ALIGNED, dense, init_lstm, lstm
+from partwise.model.nnx import nnx_model
+from partwise.model.partition import Role, keyed, local, partition
+from partwise.model.softmax import NOTHING
+from partwise.model.spec import Batch, Metric, lookup
+from partwise.tasks.base import Entry, Setting, Task, cohort_size
+from partwise.tasks.language import accuracy, cross_entropy, load_sentences
+from partwise.types import UserError, unknown
+
+Words = Literal["shared", "input", "keyed"]
+Layout = Literal["plain", "authors"]
+Precision = Literal["float32", "bfloat16"]
+
+ON_SERVER = {"evaluation.local": "trained"}  # what is local to others was trained as well
+DEFAULTS = {
+    "algorithm": "fed_recon",
+    "rounds": 500,
+    "cohort.size": 200,
+    "split.kind": "halves",
+    "reconstruct.rate": 0.1,
+    "reconstruct.epochs": 5,
+    "reconstruct.max_steps": 100,
+    "reconstruct.batch_size": 16,
+    "update.rate": 0.3,
+    "update.epochs": 1,
+    "update.max_steps": 100,
+    "update.batch_size": 16,
+    "fine_tune.batch_size": 16,
+    "server.optimizer": "yogi",
+    "server.rate": 0.01,
+    "simulation.rounds_per_call": 5,
+    **dict.fromkeys(("fed_avg", "fed_adam", "fed_adagrad", "fed_yogi", "central"), ON_SERVER),
+}
+
+
+class Layouts(NamedTuple):
+    """Which ids of `TokenIds` lie in which column.
+
+    plain:   words, BOS and EOS are shared, all buckets local
+    authors: as in the authors' code, which takes ids from V + 3 on as local. That is wrong by two: the first two
+             buckets are shared, BOS and EOS local
+    """
+
+    ids: TokenIds
+    name: Layout = "plain"
+
+    @property
+    def num_shared(self) -> int:
+        return self.ids.num_words + 2
+
+    def columns(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
+        """Ids as the two columns."""
+        ids, words = self.ids, self.ids.num_words
+        if self.name == "authors":
+            own = tokens >= words + 3
+            shared, place = (tokens > 0) & ~own, tokens - 1
+            bucket = tokens - words - 3
+        else:
+            own = (tokens >= ids.first_bucket) & (tokens < ids.bos)
+            shared = (tokens > 0) & ~own
+            place = np.where(tokens >= ids.bos, tokens - ids.num_buckets, tokens) - 1
+            bucket = tokens - ids.first_bucket
+        column = lambda there, value: np.where(there, value, -1).astype(np.int32)
+        return {"word": column(shared, place), "bucket": column(own, bucket)}
+
+    def tokens(self, word: Any, bucket: Any) -> Any:
+        """The ids again, of whole vocabularies; 0 for nothing."""
+        ids, words = self.ids, self.ids.num_words
+        if self.name == "authors":
+            shared, own = word + 1, bucket + words + 3
+        else:
+            shared = jnp.where(word >= words, word + ids.num_buckets, word) + 1
+            own = bucket + ids.first_bucket
+        return jnp.where(word >= 0, shared, jnp.where(bucket >= 0, own, 0))
+
+
+class Network(nnx.Module):
+    """Embedding, LSTM, dense layer, output layer over words and buckets; sizes are those of the arrays."""
+
+    def __init__(
+        self,
+        num_shared: int,
+        num_buckets: int,
+        embedding: int,
+        units: int,
+        precision: Precision,
+        apart: bool,
+        rngs: nnx.Rngs,
+    ):
+        """`apart`: whether outputs of words and of buckets are leaves of their own. Where they are one, it is
+        filled up to whole rows of memory with outputs that are never the answer, nor ever trained."""
+        uniform = lambda *shape: jax.random.uniform(
+            rngs.params(), shape, minval=-0.05, maxval=0.05
+        )  # Keras's
+        glorot = lambda *shape: nnx.initializers.glorot_uniform()(rngs.params(), shape)
+        self.precision = precision
+        self.embedding = nnx.Param(uniform(num_shared, embedding))
+        self.oov = nnx.Param(uniform(num_buckets, embedding))
+        for name, value in init_lstm(rngs.params(), embedding, units).items():
+            setattr(self, name, nnx.Param(value))
+        self.dense = nnx.Param(glorot(units, embedding))
+        self.dense_bias = nnx.Param(jnp.zeros(embedding))
+        num_out = num_shared if apart else num_shared + num_buckets
+        fill = 0 if apart else -num_out % ALIGNED
+        self.out = nnx.Param(glorot(embedding, num_out + fill))
+        self.out_bias = nnx.Param(jnp.zeros(num_out + fill).at[num_out:].set(NOTHING))
+        self.oov_out = nnx.Param(glorot(embedding, num_buckets)) if apart else None
+        self.oov_out_bias = nnx.Param(jnp.zeros(num_buckets)) if apart else None
+
+    def __call__(self, batch: Batch) -> jax.Array:
+        word, bucket = (batch[name][:, :-1].T for name in ("word", "bucket"))  # time first
+        x = lookup(self.embedding[...], word) + lookup(self.oov[...], bucket)
+        weights = {name: getattr(self, name)[...] for name in ("input", "recurrent", "bias")}
+        dtype = jnp.dtype(self.precision)
+        states = lstm(weights, x, (word >= 0) | (bucket >= 0), dtype)
+        hidden = dense(states, self.dense[...], self.dense_bias[...], dtype)
+        out, bias = self.out[...], self.out_bias[...]
+        if self.oov_out is not None and self.oov_out_bias is not None:
+            out = jnp.concatenate([out, self.oov_out[...]], axis=1)
+            bias = jnp.concatenate([bias, self.oov_out_bias[...]])
+        return dense(hidden.swapaxes(0, 1), out, bias, dtype)
+
+
+def tokens(batch: Batch) -> jax.Array:
+    """What a sentence counts: its targets that are no padding."""
+    return ((batch["word"][:, 1:] >= 0) | (batch["bucket"][:, 1:] >= 0)).sum(axis=-1) * 1.0
+
+
+def _targets(batch: Batch, num_shared: int) -> jax.Array:
+    """Which score is that of the next word: words come first, then buckets; -1 is nothing."""
+    word, bucket = batch["word"][:, 1:], batch["bucket"][:, 1:]
+    return jnp.where(word >= 0, word, jnp.where(bucket >= 0, num_shared + bucket, -1))
+
+
+def _metrics(layout: Layouts) -> dict[str, Metric]:
+    """Top-1 over all that is scored, three ways to count (the first is the paper's, which ignores padding, words
+    outside the vocabulary and the end of a sentence), and a fourth that has to choose among words alone: with the
+    others, a model that spreads what is out of vocabulary over more buckets names a word more often."""
+    ids, shared = layout.ids, layout.num_shared
+    targets = lambda batch: _targets(batch, shared)
+    kind = lambda batch: layout.tokens(batch["word"][:, 1:], batch["bucket"][:, 1:])
+    is_word = lambda batch: (kind(batch) > 0) & (kind(batch) <= ids.num_words)
+    only_words = lambda scores: scores[..., : ids.num_words]
+    return {
+        "accuracy_no_oov_or_eos": accuracy(targets, is_word),
+        "accuracy_no_oov": accuracy(targets, lambda batch: is_word(batch) | (kind(batch) == ids.eos)),
+        "accuracy_with_oov": accuracy(targets, lambda batch: kind(batch) > 0),
+        "accuracy_among_words": accuracy(targets, is_word, only_words),
+    }
+
+
+def settings(
+    num_words: int,
+    num_buckets: int,
+    words: Words = "shared",
+    layout: Layout = "plain",
+    embedding: int = 96,
+    units: int = 670,
+    precision: Precision = "float32",
+) -> tuple[Setting, Setting]:
+    """Embeddings of buckets local, and the same with all of them on the server."""
+    for name, value, known in (
+        ("words", words, Words),
+        ("layout", layout, Layout),
+        ("precision", precision, Precision),
+    ):
+        if value not in get_args(known):
+            raise unknown(f"value of {name}", value, get_args(known))
+    if min(embedding, units) < 1:
+        raise UserError(f"embedding is {embedding} and units {units}: give at least 1 of each")
+    here, apart = Layouts(TokenIds(num_words, num_buckets), layout), words == "keyed"
+    held = lambda scores: scores.shape[-1] - num_buckets if apart else here.num_shared
+    model = nnx_model(
+        lambda rngs: Network(here.num_shared, num_buckets, embedding, units, precision, apart, rngs),
+        lambda scores, batch: cross_entropy(scores, _targets(batch, held(scores))),
+        _metrics(here),
+        weight=tokens,
+    )
+    rules: dict[str, Role] = {} if words == "shared" else {"embedding": keyed("word")}
+    if apart:
+        rules |= {"out": keyed("word", axis=1, whole=True), "out_bias": keyed("word", fill=NOTHING)}
+    make = lambda more: Setting(model, partition(model, rules | more), ("word", "bucket"))
+    return make({"oov": local()}), make({})
+
+
+def load(
+    data: str | None = None,
+    *,
+    num_words: Annotated[int, "most frequent words of the training clients: the vocabulary"] = 10_000,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 500,
+    words: Annotated[
+        Words,
+        "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
+    ] = "shared",
+    layout: Annotated[Layout, "which ids are local: plain, or those of the authors' code"] = "plain",
+    length: Annotated[int, "words of a sentence, at most"] = 20,
+    max_sentences: Annotated[int, "sentences of a client, at most"] = 1000,
+    comments: Annotated[bool, "whether comments are read too"] = True,
+    embedding: Annotated[int, "size of a word's embedding, and of the dense layer"] = 96,
+    units: Annotated[int, "size of the LSTM"] = 670,
+    precision: Annotated[
+        Precision, "of what products read and write; sums and parameters are float32"
+    ] = "float32",
+    seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
+) -> Task:
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
+    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen. Sentences come in the
+    order in which they were written, so that halves are by time."""
+    shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
+    stores = load_sentences(data, num_words, comments=comments, seed=seed, **shape)
+    model = {"words": words, "layout": layout, "embedding": embedding, "units": units, "precision": precision}
+    return next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
+
+
+def load_generated(
+    data: str | None = None,
+    *,
+    num_clients: Annotated[int, "clients that are generated"] = 1000,
+    sentences: Annotated[int, "sentences of a client"] = 64,
+    num_words: Annotated[int, "words of the vocabulary"] = 1000,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 100,
+    words: Annotated[
+        Words,
+        "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
+    ] = "shared",
+    length: Annotated[int, "words of a sentence"] = 20,
+    embedding: Annotated[int, "size of a word's embedding, and of the dense layer"] = 96,
+    units: Annotated[int, "size of the LSTM"] = 670,
+    precision: Annotated[
+        Precision, "of what products read and write; sums and parameters are float32"
+    ] = "float32",
+    seed: Annotated[int, "of what is generated, and of the cut into parts"] = 0,
+) -> Task:
+    """Sentences in which words of a client's own decide what follows (see data.planted_sentences)."""
+    store = planted_sentences(num_clients, sentences, num_words, num_buckets, length, seed)
+    stores = holdout.by_client(store, (0.8, 0.1, 0.1), seed=seed)
+    model = {"words": words, "embedding": embedding, "units": units, "precision": precision}
+    return next_word_lstm_task(*stores, num_buckets=num_buckets, **model)._replace(name="next-word-planted")
+
+
+def next_word_lstm_task(
+    train: ClientStore, validation: ClientStore, test: ClientStore, num_buckets: int, **model: Any
+) -> Task:
+    """A task from stores with the column `tokens`, as `data.sentences` makes them."""
+    num_words = train.num_keys("tokens") - TokenIds(0, num_buckets).num_ids
+    options = {"num_words": num_words, "num_buckets": num_buckets, **model}
+    personal, stateful = settings(**options)
+    here = Layouts(TokenIds(num_words, num_buckets), model.get("layout", "plain"))
+    train, validation, test = (_in_columns(store, here) for store in (train, validation, test))
+    given = DEFAULTS | {"cohort.size": cohort_size(200, train)}
+    return Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
+
+
+def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
+    packed = store.gather(np.arange(store.num_clients))
+    names = np.asarray(packed.vocabularies["tokens"])
+    columns = layout.columns(packed.columns["tokens"])
+    every = layout.columns(np.arange(layout.ids.num_ids))
+    vocabularies = {
+        name: names[column >= 0][np.argsort(column[column >= 0])] for name, column in every.items()
+    }
+    others = {name: column for name, column in packed.columns.items() if name != "tokens"}
+    return dataclasses.replace(packed, columns={**others, **columns}, vocabularies=vocabularies)
+
+
+NEXT_WORD_LSTM = Entry("next word", load, settings, DEFAULTS)
+PLANTED = Entry("next word", load_generated, settings, DEFAULTS)
