@@ -53,7 +53,8 @@ def check_algorithm(
         assert [r.clients for r in records] == [r.clients for r in expected]
         assert [r.serving for r in records] == [r.serving for r in expected], "costs of serving differ"
         _assert_close(compiled.state.params, plain.state.params, tol)
-    sums = Evaluator(build, rates, store, seed=1).sums(plain.state.params)
+        _assert_close(compiled.kept_of(store.client_ids), plain.kept_of(store.client_ids), tol)
+    sums = Evaluator(build, rates, store, seed=1).sums(plain.state.params, kept=plain.kept_of)
     for name, total in sums.items():
         assert total.weight.shape == (store.num_clients,), f"metric '{name}' has no value per client"
 

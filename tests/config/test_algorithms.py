@@ -31,8 +31,11 @@ def prepared(task, algorithm, **changes):
     return prepare(task, configured(task, algorithm, **changes))
 
 
-# fed_recon needs unseen clients, and central has a test of its own
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("fed_recon", "central")])
+KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")
+OTHERS = ("fed_recon", "central", *KEEPING)  # for unseen clients, of one client, with something local
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in OTHERS])
 def test_every_algorithm_trains_two_rounds(liked, algorithm):
     run = train(liked, changes={**SMALL, "algorithm": algorithm, "update.max_steps": 3})
     assert [record["round"] for record in run.records] == [1, 2]
@@ -41,7 +44,20 @@ def test_every_algorithm_trains_two_rounds(liked, algorithm):
     assert np.isfinite(run.test["auc"])
 
 
-@pytest.mark.parametrize("algorithm", ["fed_prox", "scaffold"])
+@pytest.mark.parametrize("algorithm", KEEPING)
+def test_clients_that_keep_their_part_are_judged_with_it(liked_folder, tmp_path, algorithm):
+    """A run of seen users is evaluated again with what its checkpoint holds."""
+    changes = {**SMALL, "algorithm": algorithm, "data.dim": 2}
+    run = train("movielens-seen", data=str(liked_folder), out=tmp_path / "run", changes=changes)
+    assert set(run.params) == {"item"}
+    assert evaluate_run(tmp_path / "run") == run.test
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        folder.unlink()
+    with pytest.raises(UserError, match=r"are judged with what they kept.*are gone"):
+        evaluate_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("algorithm", ["fed_prox", "scaffold", *KEEPING])
 def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_path, algorithm):
     """Training has what evaluation, which rebuilds local parts, does not know: a pull, control variates."""
     changes = {f"data.{name}": value for name, value in PLANTED.items()} | SMALL
@@ -69,6 +85,12 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
             r"select\.feature = random:9 they train others: use server\.mean = seen",
         ),
         ("fed_select", {"server.mean": "heat", "select.feature": "top:9"}, r"select\.feature = top"),
+        ("fed_per", {}, r"clients of fed_per keep a local part, and task 'movielens-liked' has none"),
+        ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
+        ("fed_per", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
+        ("fed_rep", {"evaluation.local": "tuned"}, r"with fed_rep it trains none: use rebuilt"),
+        ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
+        ("fed_rep", {"reconstruct.method": "skip"}, r"unknown value of reconstruct\.method 'skip'"),
     ],
 )
 def test_what_does_not_fit_is_refused(liked, algorithm, changes, says):

@@ -342,3 +342,12 @@ def test_rows_cannot_be_sorted_by_a_wide_column(name):
 def test_rows_that_hold_nothing_are_refused():
     with pytest.raises(UserError, match=r"column 'x' has rows of shape \(0,\), which hold nothing"):
         ClientStore.from_arrays([1, 2], x=np.zeros((2, 0)))
+
+
+def test_places_of_clients_by_id():
+    """In any order and as often as asked; -1 of who is not there."""
+    store = ClientStore.from_arrays(["b", "a", "c", "a"], x=[1, 2, 3, 4])
+    shuffled = store.take([2, 0, 1])
+    found = shuffled.places(np.array(["a", "zed", "c", "a", "aa"]))
+    assert [shuffled.client_ids[i] if i >= 0 else None for i in found] == ["a", None, "c", "a", None]
+    assert store.take([]).places(np.array(["a"])).tolist() == [-1]

@@ -41,27 +41,35 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize(
-    ("setting", "shape", "times"),
+    ("task", "setting", "shape", "times"),
     [
-        ({"algorithm": "scaffold"}, (24,), 1),  # a control variate of the bias for each of 24 clients
-        ({"algorithm": "fed_avg", "server.mean": "seen"}, (209,), 2),  # weights, and holders, of 209 features
+        (
+            "movielens-liked",
+            {"algorithm": "scaffold"},
+            (24,),
+            1,
+        ),  # a control variate of the bias for each client
+        # weights, and holders, of 209 features
+        ("movielens-liked", {"algorithm": "fed_avg", "server.mean": "seen"}, (209,), 2),
+        ("movielens-seen", {"algorithm": "fed_rep", "data.dim": 3}, (24, 3), 1),  # a vector of each client
     ],
 )
-def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, setting, shape, times):
+def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, task, setting, shape, times):
     """What clients keep, or the aggregator counts: resumed, it ends in every bit as if it had not been killed."""
     given = {"data": str(liked_folder), "changes": {**CARRIED, **setting}}
-    whole = train("movielens-liked", out=tmp_path / "whole", **given)
+    whole = train(task, out=tmp_path / "whole", **given)
 
     def kill(status):
         if status.round == 5:
             raise Killed
 
     with pytest.raises(Killed):
-        train("movielens-liked", out=tmp_path / "killed", progress=kill, **given)
+        train(task, out=tmp_path / "killed", progress=kill, **given)
     assert Folder(tmp_path / "killed").last_checkpoint().header["round"] == 4
     resumed = train(out=tmp_path / "killed", resume=True)
     losses = [[record["train"]["loss"] for record in run.records] for run in (whole, resumed)]
     assert losses[0] == losses[1]
+    assert whole.test == resumed.test
     last = [Folder(tmp_path / name).last_checkpoint().path for name in ("whole", "killed")]
     (expected, _), (found, _) = map(load_arrays, last)
     assert expected.keys() == found.keys()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from partwise.aggregation.mean import Aggregator
 from partwise.aggregation.total import Report
@@ -27,7 +28,8 @@ class Algorithm(NamedTuple):
     evaluate:    the metrics of a client, as sums or as pairs of scores and labels
     choose:      which keys a client asks for, by key space (see `choices`)
     keeps:       the leaves of which a client keeps something of its own from round to round (`Client.kept`,
-                 `Report.keep`): such an algorithm is for clients that come back
+                 `Report.keep`): such an algorithm is for clients that come back. A name that is no leaf is a number
+    judged_with: those of them (none keyed) that `evaluate` finds in `Client.kept` too
     check:       raises if the algorithm does not fit this client's model and data
     """
 
@@ -41,6 +43,7 @@ class Algorithm(NamedTuple):
     choose: Mapping[str, Choice]
     check: Callable[[Client], None] | None = None
     keeps: tuple[str, ...] = ()
+    judged_with: tuple[str, ...] = ()
 
 
 # Rates by name -> algorithm. Called inside the compiled function, so that rates are values, not constants:
@@ -67,6 +70,11 @@ def whole_model(partition: Partition) -> dict[str, Choice]:
     """The choice that leaves nothing of the model out, for evaluation: the rows that examples name, where only
     those matter, else all."""
     return {space: everything() if partition.is_whole(space) else own() for space in partition.spaces}
+
+
+def kept_shape(algorithm: Algorithm, path: str) -> jax.ShapeDtypeStruct:
+    """What a client keeps under one of the names in `keeps`: an array like the leaf, or a number."""
+    return algorithm.partition.shapes.get(path, jax.ShapeDtypeStruct((), jnp.float32))
 
 
 def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:

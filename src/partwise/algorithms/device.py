@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm
+from partwise.algorithms.base import Algorithm, kept_shape
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples
 from partwise.client.state import Client, begin, local_values, read
@@ -85,7 +85,9 @@ class Device:
             lambda kept, *given: algorithm.client(self._client(*given)._replace(kept=kept))
         )
         self._personalize = jax.jit(self._personalized)
-        self._evaluate = jax.jit(lambda *given: algorithm.evaluate(self._client(*given)))
+        self._evaluate = jax.jit(
+            lambda kept, *given: algorithm.evaluate(self._client(*given)._replace(kept=kept))
+        )
         self._predict = jax.jit(self._predictions)
 
     def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:
@@ -126,10 +128,11 @@ class Device:
         self, kept: Mapping[str, np.ndarray] | None, tables: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
         """What the client kept, filled up as its slices are; zeros if it kept nothing yet."""
-        keyed, shapes = self.algorithm.partition.of("keyed"), self.algorithm.partition.shapes
+        keyed = self.algorithm.partition.of("keyed")
         if kept is None:
+            shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.keeps}
             like = lambda path: tables[path] if path in keyed else shapes[path]
-            return {path: np.zeros(like(path).shape, shapes[path].dtype) for path in self.algorithm.keeps}
+            return {path: np.zeros(like(path).shape, leaf.dtype) for path, leaf in shapes.items()}
         return {path: _padded(rows) if path in keyed else rows for path, rows in kept.items()}
 
     def personalize(
@@ -144,9 +147,17 @@ class Device:
         rebuilt = self._personalize(local, *self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
-    def evaluate(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> Measured:
-        """The client's metrics, as sums or as pairs of scores and labels."""
-        return self._evaluate(*self._given(message, examples, asked))
+    def evaluate(
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> Measured:
+        """The client's metrics, as sums or as pairs of scores and labels; `kept` as in `report_and_keep`."""
+        given = self._given(message, examples, asked)
+        before = self._before(kept, given[0])
+        return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, *given)
 
     def predict(
         self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None

@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 
 from partwise.algorithms.base import Algorithm, Build
 from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.fed_per import fed_per
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import historical, scaffold
 from partwise.client import reconstruct
-from partwise.client.batches import Schedule
+from partwise.client.state import Client
 from partwise.config.parts import (
     make_aggregator,
     make_choices,
     make_client_optimizer,
     make_evaluation_split,
     make_fine_tune,
+    make_reconstruct,
     make_recruiting,
     make_schedule,
     make_server_optimizer,
@@ -61,16 +63,20 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
     if task.seen:
         raise UserError(
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
-            f"none: use fed_avg or central, or a task of unseen clients"
+            f"none: use fed_avg, fed_per or central, or a task of unseen clients"
         )
-    if config.evaluation.local != "rebuilt":
-        raise UserError(
-            f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
-            f"with fed_recon it trains none: use rebuilt, or fed_avg and its kin"
-        )
+    _check_rebuilt(config)
     store = task.train.select(task.personal.columns)
     build = _recon_build(task.personal, config, store)
     return Prepared(build, rates_of(config), store, make_recruiting(config), build, task.personal)
+
+
+def _check_rebuilt(config: Config) -> None:
+    if config.evaluation.local != "rebuilt":
+        raise UserError(
+            f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
+            f"with {config.algorithm} it trains none: use rebuilt, or fed_avg and its kin"
+        )
 
 
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
@@ -144,6 +150,59 @@ def _prepare_scaffold(task: Task, config: Config) -> Prepared:
     )
 
 
+def _prepare_fed_per(task: Task, config: Config) -> Prepared:
+    """FedPer and LG-FedAvg: the local part is trained along with the rest."""
+    one_of("update.method", config.update.method, ("steps",))
+    if not config.update.joint:
+        raise UserError(
+            f"{config.algorithm} trains local and shared parts together: leave update.joint = true, or use fed_rep"
+        )
+    return _prepare_keeping(task, config, lambda rates: None)
+
+
+def _prepare_fed_rep(task: Task, config: Config) -> Prepared:
+    """FedRep: first the local part, as reconstruct.* says, then the rest, as update.* says."""
+    one_of("reconstruct.method", config.reconstruct.method, ("steps", "solve"))
+    if config.update.joint:
+        raise UserError(
+            "fed_rep trains the local part before the shared ones: leave update.joint = false, or use fed_per"
+        )
+    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
+    check = reconstruct.check_solvable if config.reconstruct.method == "solve" else None
+    return _prepare_keeping(task, config, lambda rates: make_reconstruct(config, rates), check)
+
+
+def _prepare_keeping(
+    task: Task,
+    config: Config,
+    make_local: Callable[[Mapping[str, Any]], reconstruct.Reconstruct | None],
+    check: Callable[[Client], None] | None = None,
+) -> Prepared:
+    """An algorithm whose clients keep their local part. Seen clients are judged with it; unseen ones, who have
+    none, rebuild theirs: RECONEVAL."""
+    _check_rebuilt(config)
+    setting = task.personal
+    if not setting.partition.local_paths:
+        raise UserError(
+            f"clients of {config.algorithm} keep a local part, and task '{task.name}' has none: use fed_avg, or a "
+            f"task with one"
+        )
+    store = task.train.select(setting.columns)
+    choose, aggregator = make_choices(setting, config), make_aggregator(setting, config, store)
+    build: Build = lambda rates: fed_per(
+        setting.model,
+        setting.partition,
+        update=make_update(config, rates),
+        optimizer=make_server_optimizer(config, rates),
+        local=make_local(rates),
+        aggregator=aggregator,
+        choose=choose,
+        check=check,
+    )
+    evaluation = build if task.seen else evaluation_build(setting, config)[0]
+    return Prepared(build, rates_of(config), store, make_recruiting(config), evaluation, setting)
+
+
 def _historical(config: Config, task: Task) -> Callable[..., Algorithm]:
     size, everyone = config.cohort.size, task.train.num_clients
     return lambda *given, optimizer, **more: fed_avg(
@@ -208,25 +267,16 @@ def _stateful(task: Task) -> Setting:
 
 def _recon_build(setting: Setting, config: Config, store: ClientStore | None = None) -> Build:
     part, here = config.reconstruct, make_split(config.split)
-    one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
-    make_client_optimizer(part.optimizer, part.rate)
+    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
     choose = make_choices(setting, config)
     aggregator = make_aggregator(setting, config, store)
 
     def build(rates: Mapping[str, Any]):
-        if part.method == "solve":
-            rebuild = reconstruct.by_solving(rates["pull"])
-        elif part.method == "skip":
-            rebuild = reconstruct.skip()
-        else:
-            schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
-            optimizer = make_client_optimizer(part.optimizer, rates["reconstruct"])
-            rebuild = reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
         return fed_recon(
             setting.model,
             setting.partition,
             split=here,
-            reconstruct=rebuild,
+            reconstruct=make_reconstruct(config, rates),
             update=make_update(config, rates),
             optimizer=make_server_optimizer(config, rates),
             aggregator=aggregator,
@@ -281,6 +331,20 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
         "SCAFFOLD: control variates against client drift (Karimireddy et al., 2020)",
         _prepare_scaffold,
         {"server.weighting": "uniform"},
+    ),
+    "fed_per": AlgorithmEntry(
+        "FedPer: clients keep and train their local part, the head (Arivazhagan et al., 2019)",
+        _prepare_fed_per,
+        {"update.joint": True},
+    ),
+    "lg_fed_avg": AlgorithmEntry(
+        "LG-FedAvg: the same, made for a local representation (Liang et al., 2020)",
+        _prepare_fed_per,
+        {"update.joint": True},
+    ),
+    "fed_rep": AlgorithmEntry(
+        "FedRep: clients keep their local part and train it before the shared one (Collins et al., 2021)",
+        _prepare_fed_rep,
     ),
     "fed_adagrad": AlgorithmEntry(
         "FedAdagrad: FedAvg with server.optimizer = adagrad (Reddi et al., 2021)",

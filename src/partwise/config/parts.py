@@ -10,7 +10,7 @@ import optax
 
 from partwise.aggregation import heat, mean
 from partwise.algorithms.base import whole_model
-from partwise.client import split, update
+from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.cohort import Recruiting
@@ -35,6 +35,19 @@ def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
 def make_schedule(config: Config) -> Schedule:
     """How long a client trains shared and keyed parts."""
     return Schedule(config.update.batch_size, config.update.epochs, config.update.max_steps)
+
+
+def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Reconstruct:
+    """R, by name."""
+    part = config.reconstruct
+    one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
+    if part.method == "solve":
+        return reconstruct.by_solving(rates["pull"])
+    if part.method == "skip":
+        return reconstruct.skip()
+    optimizer = make_client_optimizer(part.optimizer, rates["reconstruct"])
+    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+    return reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
 
 
 def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:

@@ -100,6 +100,15 @@ class ClientStore:
         near = nearest(str(client_id), ordered[max(place - 100, 0) : place + 100].tolist())
         raise UserError(f"there is no client {client_id!r} among the {self.num_clients} ({near})")
 
+    def places(self, client_ids: np.ndarray) -> np.ndarray:
+        """The positions of the clients with these ids of the source; -1 of those that are not here."""
+        if not self.num_clients:
+            return np.full(len(client_ids), -1)
+        order = np.argsort(self.client_ids, kind="stable")
+        found = np.searchsorted(self.client_ids, client_ids, sorter=order)
+        place = order[np.minimum(found, self.num_clients - 1)]
+        return np.where(self.client_ids[place] == client_ids, place, -1)
+
     def examples(self, position: int) -> dict[str, np.ndarray]:
         """One client's rows of every column, not copied."""
         rows = slice(self.starts[position], self.starts[position] + self.counts[position])

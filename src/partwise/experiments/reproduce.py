@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import write_file
-from partwise.experiments import fedrecon, fedsubavg, select, theory
+from partwise.experiments import fedrecon, fedsubavg, select, staleness, theory
 from partwise.experiments.folder import to_json
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
@@ -35,6 +35,9 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "fedrecon-table1": Reproduction("FedRecon, Tables 1 and 3: MovieLens", fedrecon.table1),
     "fedrecon-figure3": Reproduction("FedRecon, Figure 3: numbers of steps, MovieLens", fedrecon.figure3),
     "fedrecon-figure4": Reproduction("FedRecon, Figure 4: server optimizers, MovieLens", fedrecon.figure4),
+    "staleness": Reproduction(
+        "FedRecon, appendix A: kept local parts go stale, rebuilt ones do not, MovieLens", staleness.staleness
+    ),
     "select-figure2": Reproduction(
         "Federated Select, Figure 2: keys m by words n, tag prediction", select.figure2, 5
     ),

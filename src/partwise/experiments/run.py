@@ -22,7 +22,7 @@ from partwise.experiments.picture import learning_curve
 from partwise.experiments.resolve import reopened, resolve, resumed
 from partwise.experiments.summary import summarize_run
 from partwise.simulation.clock import compile_seconds
-from partwise.simulation.evaluate import Evaluator
+from partwise.simulation.evaluate import Evaluator, KeptOf
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -108,7 +108,9 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config):
         records = _rounds(simulation, evaluate, config, folder, progress)
-    test = evaluate.of(task.test.select(prepared.evaluated.columns))(simulation.state.params)
+    test = evaluate.of(task.test.select(prepared.evaluated.columns))(
+        simulation.state.params, kept=simulation.kept_of
+    )
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     summary = summarize_run(task, config, records, test) | {
         "lanes": simulation.lanes,
@@ -141,7 +143,7 @@ def _rounds(
             check_counted([*records, *fresh], config.rounds)
             progress(Status(simulation.round, config.rounds, call[-1].loss, None))
         if stop in (due, config.rounds):
-            fresh[-1]["evaluation"] = evaluate(simulation.state.params)
+            fresh[-1]["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
             progress(Status(stop, config.rounds, fresh[-1]["train"]["loss"], fresh[-1]["evaluation"]))
         records += fresh
         if folder:
@@ -220,4 +222,20 @@ def evaluate_run(
     task, config = reopened(folder, data, changes or {})
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
-    return make_evaluator(prepared, config, getattr(task, split))(params)
+    evaluate = make_evaluator(prepared, config, getattr(task, split))
+    return evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
+
+
+def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
+    """What the clients of a finished run kept, from its last checkpoint, where they are judged with it."""
+    if not evaluate.algorithm.judged_with:
+        return None
+    saved = folder.last_checkpoint()
+    if saved is None:
+        raise UserError(
+            f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
+            f"hold it, are gone: train it again"
+        )
+    simulation = make_simulation(prepared, config, saved.header["lanes"])
+    simulation.resume(saved.load(simulation.snapshot()), saved.header["round"])
+    return simulation.kept_of

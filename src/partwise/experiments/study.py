@@ -105,7 +105,7 @@ def tune(
         try:
             for records in simulation.run(config.rounds):
                 progress(Status(simulation.round, config.rounds, records[-1].loss, None))
-            value = float(evaluate(simulation.state.params)[metric])
+            value = float(evaluate(simulation.state.params, kept=simulation.kept_of)[metric])
         except UserError:  # diverged
             value = float("-inf")
         tried.append({**changes, "validation": value})
@@ -141,11 +141,11 @@ def run_trials(
             records = [record for call in calls for record in call]
             sent += sum(record.bytes_down for record in records)
             asked += sum(record.clients + record.empty for record in records)
-            found = evaluate(simulation.state.params)
+            found = evaluate(simulation.state.params, kept=simulation.kept_of)
             curve.append(100 * found[metric])
             progress(Status(simulation.round, config.rounds, records[-1].loss, found))
         curves.append(curve)
-        tests.append(100 * judge(simulation.state.params)[metric])
+        tests.append(100 * judge(simulation.state.params, kept=simulation.kept_of)[metric])
     rounds = [min(every * (i + 1), config.rounds) for i in range(len(curves[0]))]
     whole = sum(leaf.nbytes for leaf in simulation.state.params.values())
     down = sent / max(asked, 1)

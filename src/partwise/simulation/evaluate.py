@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from partwise import tree
-from partwise.algorithms.base import Algorithm, Build, whole_model
+from partwise.algorithms.base import Algorithm, Build, kept_shape, whole_model
 from partwise.client.evaluate import BATCH
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
@@ -23,10 +23,15 @@ from partwise.simulation import stage
 from partwise.simulation.loop import round_rng
 from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
 from partwise.simulation.round import lane_client, over_lanes
+from partwise.types import UserError
 
 EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
 LANES = 32
 CLIENTS_PER_CALL = 8192
+KEPT_BYTES = 1 << 28  # of all clients of a call together, at most
+
+# Ids -> what those clients keep: `Simulation.kept_of`.
+KeptOf = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 class Evaluator:
@@ -51,7 +56,7 @@ class Evaluator:
         self._choose = whole_model(self.algorithm.partition)
         capacities = [stage.capacities_of(each, self.algorithm.partition, self._choose) for each in stores]
         self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
-        self._size = max(min(CLIENTS_PER_CALL, each.num_clients) for each in stores)
+        self._size = max(min(self._clients_per_call(), each.num_clients) for each in stores)
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._most = max(int(each.counts.max(initial=1)) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
@@ -72,16 +77,25 @@ class Evaluator:
         room = all(needed[space] <= self._capacities[space] for space in needed)
         return room and store.counts.max(initial=1) <= self._most
 
-    def sums(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Sums]:
+    def sums(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> dict[str, Sums]:
         """Every metric that is a mean, of every client, as sums [clients], in the store's order."""
-        return self.measure(params, rates)[0]
+        return self.measure(params, rates, kept)[0]
 
     def measure(
-        self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
     ) -> tuple[dict[str, Sums], dict[str, Pairs]]:
         """Sums [clients] in the store's order, and the pairs [examples] of pooled metrics in no order.
 
-        `params` may have leaves that are not needed; `rates` replace those that were given before.
+        `params` may have leaves that are not needed; `rates` replace those that were given before; `kept` is
+        asked for what clients keep, by their ids, where the algorithm judges them with it.
         """
         values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
         needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
@@ -93,6 +107,7 @@ class Evaluator:
         pairs: dict[str, list[Pairs]] = {name: [] for name in pooled}
         for first in range(0, self.store.num_clients, max(self._size, 1)):
             shelf, plan = self._stage(first)
+            plan = self._with_kept(plan, first, kept)
             result = to_host(self._program(values, needed, shelf, plan, rng))
             order = plan.slots.client[0]
             for name, total in sums.items():
@@ -102,9 +117,37 @@ class Evaluator:
                 blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
         return sums, {name: _joined(blocks) for name, blocks in pairs.items()}
 
-    def __call__(self, params: Mapping[str, Any], rates: Mapping[str, float] | None = None) -> dict[str, Any]:
+    def __call__(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> dict[str, Any]:
         """Metrics pooled over examples, and mean and percentiles over clients."""
-        return summarize(self.algorithm.model, *self.measure(params, rates))
+        return summarize(self.algorithm.model, *self.measure(params, rates, kept))
+
+    def _clients_per_call(self) -> int:
+        """Fewer than usual where what they keep would not fit."""
+        shapes = [kept_shape(self.algorithm, path) for path in self.algorithm.judged_with]
+        each = sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
+        return min(CLIENTS_PER_CALL, max(KEPT_BYTES // max(each, 1), 1))
+
+    def _with_kept(self, plan: stage.Plan, first: int, kept: KeptOf | None) -> stage.Plan:
+        """The plan of a block with what its clients keep, where they are judged with it."""
+        if not self.algorithm.judged_with:
+            return plan
+        if kept is None:
+            raise UserError(
+                "these clients are judged with what they keep from round to round: say what that is, as in "
+                "evaluate(simulation.state.params, kept=simulation.kept_of)"
+            )
+        found, slots = kept(self.store.client_ids[first : first + self._size]), plan.slots
+        nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # of client -1
+        taken = {
+            path: np.concatenate([found[path], nobody(found[path])])[slots.client]
+            for path in self.algorithm.judged_with
+        }
+        return plan._replace(slots=slots._replace(kept=taken))
 
     def _model_bytes(self) -> int:
         """What a client works on, about: all but the tables of which it reads single rows."""

@@ -2,18 +2,19 @@
 anything: one host array per leaf, so that neither the devices nor the server hold it.
 
 Of a shared or local leaf a client keeps one array like it; of a keyed leaf, rows of its own keys, one client's
-after the other's. Who never took part has zeros, which take no memory until they are written.
+after the other's; under a name that is no leaf, a number. Who never took part has
+zeros, which take no memory until they are written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from partwise.algorithms.base import Algorithm
+from partwise.algorithms.base import Algorithm, kept_shape
 from partwise.model.partition import to_rows
 from partwise.simulation.stage import Population
 from partwise.types import UserError
@@ -28,7 +29,7 @@ class Kept:
         self._counts: dict[str, np.ndarray] = {}
         partition, clients = algorithm.partition, len(population.numbers)
         for path in algorithm.keeps:
-            leaf = partition.shapes[path]
+            leaf = kept_shape(algorithm, path)
             if path not in partition.of("keyed"):
                 self.arrays[path] = np.zeros((clients, *leaf.shape), leaf.dtype)
                 continue
@@ -44,10 +45,14 @@ class Kept:
             self._starts[path] = np.append(0, np.cumsum(counts))[:-1]
             self.arrays[path] = np.zeros((int(counts.sum()), *rows.shape[1:]), leaf.dtype)
 
-    def take(self, clients: np.ndarray, capacities: Mapping[str, int]) -> dict[str, np.ndarray]:
-        """What these clients keep [..., leaf], of a keyed leaf so many rows, zeros past the last (-1: nobody)."""
+    def take(
+        self, clients: np.ndarray, capacities: Mapping[str, int], paths: Iterable[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        """What these clients keep [..., leaf] (of some paths), of a keyed leaf so many rows, zeros past the last
+        (-1: nobody)."""
         taken = {}
-        for path, array in self.arrays.items():
+        for path in self.arrays if paths is None else paths:
+            array = self.arrays[path]
             if path not in self._starts:
                 rows, real = clients, clients >= 0
             else:

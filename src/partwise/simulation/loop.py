@@ -177,6 +177,11 @@ class Simulation:
         if self.kept:
             self.kept.arrays = arrays
 
+    def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What these clients are judged with [clients, ...]: what they keep, zeros of who never took part."""
+        clients = self.store.places(client_ids)
+        return self.kept.take(clients, {}, self.algorithm.judged_with) if self.kept else {}
+
     def rehearse(self) -> float:
         """Run the first round and forget it: what is compiled stays, what was learned does not. Its seconds."""
         before = self.state, self.round, self.kept
@@ -256,8 +261,8 @@ class Simulation:
         return np.append(call.cohorts[0].clients, -1)[client]
 
     def _rows_kept(self) -> dict[str, int]:
-        roles = self.partition.roles
-        return {path: self._rooms[0].get(roles[path].space, 0) for path in self.algorithm.keeps}
+        keyed = [path for path in self.algorithm.keeps if path in self.partition.of("keyed")]
+        return {path: self._rooms[0][self.partition.roles[path].space] for path in keyed}
 
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)

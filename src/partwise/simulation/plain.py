@@ -15,7 +15,7 @@ import numpy as np
 
 from partwise import server, tree
 from partwise.aggregation.total import Total, add_report, zero_total
-from partwise.algorithms.base import Algorithm, Build, init_server
+from partwise.algorithms.base import Algorithm, Build, init_server, kept_shape
 from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
@@ -132,6 +132,13 @@ class PlainSimulation:
     def resume(self, saved: Any, round_number: int) -> None:
         """Go on from a snapshot taken after that many rounds."""
         (self.state, _), self.round = saved, round_number
+
+    def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
+        """As `Simulation.kept_of`."""
+        shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.judged_with}
+        nothing = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
+        each = [self.kept.get(place, nothing) for place in self.store.places(client_ids).tolist()]
+        return {path: np.stack([one[path] for one in each]) for path in shapes}
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
         """Run that many rounds, one record at a time."""

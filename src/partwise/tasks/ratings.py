@@ -32,7 +32,7 @@ DEFAULTS = {
     "update.batch_size": 5,
     "server.optimizer": "sgd",
     "server.rate": 1.0,
-    "fed_avg": {"update.rate": 0.1},
+    **{name: {"update.rate": 0.1} for name in ("fed_avg", "fed_per", "lg_fed_avg", "fed_rep")},
     "central": {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1},
 }
 
@@ -65,7 +65,7 @@ def ratings_task(
     max_examples: Annotated[int, "examples of a client that are kept"] = 300,
     order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
     seed: Annotated[int, "of the shuffle and of the cut into train, validation and test"] = 42,
-    seen: Annotated[bool, "test on other examples of training clients (fed_avg, central)"] = False,
+    seen: Annotated[bool, "test on other examples of training clients (not fed_recon)"] = False,
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
     """A task from a store with the columns `item` (keys), `rating` and perhaps `time`.
