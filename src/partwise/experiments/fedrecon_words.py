@@ -31,16 +31,14 @@ from partwise.types import UserError
 
 TASK, METRIC = "next-word-lstm", "accuracy_no_oov_or_eos"
 VOCABULARIES, BUCKETS = (1000, 5000, 10_000), 500
-TUNING = {
-    "server.rate": (0.01, 0.03),
-    "update.rate": (0.1, 0.3),
-}  # the paper's 0.1: no better here, or diverged
+TUNING = {"server.rate": (0.01, 0.03), "update.rate": (0.3, 1.0)}
+TUNING_ROUNDS = 100
 LOCAL_RATES = {"reconstruct.rate": (0.1, 0.3, 1.0)}
 FINE_RATES = {"fine_tune.rate": (0.03, 0.1, 0.3)}
 FINE_STEPS = {"fine_tune.max_steps": 100}
 POINTS = 10  # looks at the validation clients on the way
-COMMON = {"cohort.size": 50, "rounds": 150, "evaluation_split.kind": "halves"}
-SENTENCES = 256  # of a client, at most
+COMMON = {"cohort.size": 20, "rounds": 300, "evaluation_split.kind": "halves"}
+SENTENCES = 64  # of a client, at most: few have more, and all lanes wait for them
 NARROW = {"embedding": 32, "units": 64}  # on a CPU
 WIDE = {"precision": "bfloat16"}
 QUICK = {
@@ -180,7 +178,7 @@ class Desk:
 
     def config(self, task: Task, training: Training) -> Config:
         """Of a training, before its rates are searched."""
-        lanes = {"simulation.lanes": 1 if jax.default_backend() == "cpu" else 10}
+        lanes = {"simulation.lanes": 1 if jax.default_backend() == "cpu" else 20}
         given = settings_for(task.defaults, training.algorithm) | COMMON | lanes | dict(training.changes)
         return Config(task=TASK).changed(given | (QUICK if self.quick else {}))
 
@@ -190,6 +188,7 @@ class Desk:
         base = YOGI if training.sends_all else RECON
         task = self.task(self.vocabularies[0], base.buckets)
         config = self.config(task, base)
+        config = config.changed({"rounds": min(config.rounds, TUNING_ROUNDS)})
         grid = {key: values[:1] if self.quick else values for key, values in TUNING.items()}
         what = ("rates", base.name, sorted(grid.items()), *_said(task, config))
         make = lambda: tune(task, config, grid, METRIC, self._show(f"rates of {base.algorithm}"))
