@@ -229,11 +229,12 @@ def figure3(
                     "seeds": len(relative),
                 }
             )
-    _draw_steps(out / "fedrecon-figure3.png", rows, quick)
+    draw_steps(out / "fedrecon-figure3.png", rows, "accuracy relative to 50 steps", quick)
     return {"rows": rows, "base_accuracy": mean(base), "rates": dict(base.chosen)}
 
 
-def _draw_steps(path: Path, rows: list[dict[str, Any]], quick: bool) -> None:
+def draw_steps(path: Path, rows: list[dict[str, Any]], label: str, quick: bool) -> None:
+    """Two panels by numbers of steps: of reconstruction (rows `k_r = number`), of the update (`k_u = number`)."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, letter, words in zip(
         figure.subplots(1, 2, sharey=True), "ru", ("reconstruction", "update"), strict=True
@@ -248,7 +249,7 @@ def _draw_steps(path: Path, rows: list[dict[str, Any]], quick: bool) -> None:
             marker="o",
         )
         axes.axhline(1.0, color=QUIET, linewidth=0.8)
-        axes.set(xlabel=f"{words} steps", ylabel="accuracy relative to 50 steps", ylim=(0, 1.1))
+        axes.set(xlabel=f"{words} steps", ylabel=label, ylim=(0, 1.1))
         axes.set_xticks(range(len(steps)), [str(s) for s in steps])
     save_picture(path, figure, quick)
 

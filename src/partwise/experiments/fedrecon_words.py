@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from partwise.config.algorithms import prepare, settings_for
 from partwise.config.settings import Config
+from partwise.experiments.fedrecon import STEPS, draw_steps
 from partwise.experiments.picture import INK, QUIET, save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.experiments.study import once, tune
@@ -376,44 +377,38 @@ def figure2(
 
 def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
     """A line of one seed, told by where it ends."""
-    return {
-        "row": row,
-        "metric": metric,
-        "paper": None,
-        "ours": float(value),
-        "spread": 0.0,
-        "seeds": 1,
-        "x": list(x),
-        "y": list(y),
-    }
+    return _line(row, metric, np.array([value])) | {"x": list(x), "y": list(y)}
 
 
-STEPS = {"reconstruct.max_steps": (0, 1, 2, 5, 10), "update.max_steps": (1, 2, 5, 10)}
-
-
-def steps(desk: Desk) -> list[dict[str, Any]]:
+def figure3(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
     """Figure 3, its language half: accuracy relative to the base, at the smallest vocabulary, for other numbers of
     reconstruction and update steps (in training and evaluation)."""
+    desk = Desk(data, out, seeds, quick, progress)
     vocabulary = desk.vocabularies[0]
     base = desk.learn(RECON, vocabulary).percent(RECON.rows[0].name)
     rows = []
     for key, values in STEPS.items():
-        for number in values[:1] if desk.quick else values:
-            letter = "r" if key.startswith("reconstruct") else "u"
-            row = Row(f"next word: k_{letter} = {number}")
+        for number in values[:1] if quick else values:
+            row = Row(f"k_{'r' if key.startswith('reconstruct') else 'u'} = {number}")
             training = Training(row.name, "fed_recon", 0, (row,), {key: number})
             relative = desk.learn(training, vocabulary).percent(row.name) / base.mean()
-            rows.append(
-                {
-                    "row": row.name,
-                    "metric": "relative accuracy",
-                    "paper": None,
-                    "ours": float(relative.mean()),
-                    "spread": float(relative.std()),
-                    "seeds": len(relative),
-                }
-            )
-    return rows
+            rows.append(_line(row.name, "relative accuracy", relative))
+    draw_steps(out / "fedrecon-figure3-words.png", rows, "accuracy relative to 100 steps", quick)
+    return {"rows": rows, "base_accuracy": float(base.mean())}
+
+
+def _line(row: str, metric: str, values: np.ndarray) -> dict[str, Any]:
+    """Of several seeds, where the paper has a picture only."""
+    return {
+        "row": row,
+        "metric": metric,
+        "paper": None,
+        "ours": float(values.mean()),
+        "spread": float(values.std()),
+        "seeds": len(values),
+    }
 
 
 def figure5(
@@ -455,16 +450,7 @@ def figure6(
             training = known.get(number, Training(name, "fed_recon", number, (Row(name),)))
             values = desk.learn(training, vocabulary).percent(training.rows[0].name)
             line.append([number, values.mean(), values.std()])
-            rows.append(
-                {
-                    "row": f"{vocabulary:,} words, {number} OOV",
-                    "metric": "accuracy %",
-                    "paper": None,
-                    "ours": float(values.mean()),
-                    "spread": float(values.std()),
-                    "seeds": len(values),
-                }
-            )
+            rows.append(_line(f"{vocabulary:,} words, {number} OOV", "accuracy %", values))
         x, y, spread = np.array(line).T
         axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=f"{vocabulary:,} words")
     axes.set(xlabel="buckets of words outside the vocabulary", ylabel="accuracy %", xscale="log")

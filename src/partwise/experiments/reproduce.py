@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import write_file
-from partwise.experiments import fedrecon, fedsubavg, select, staleness, theory
+from partwise.experiments import fedrecon, fedrecon_words, fedsubavg, select, staleness, theory
 from partwise.experiments.folder import to_json
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
@@ -37,6 +37,19 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "fedrecon-figure4": Reproduction("FedRecon, Figure 4: server optimizers, MovieLens", fedrecon.figure4),
     "staleness": Reproduction(
         "FedRecon, appendix A: kept local parts go stale, rebuilt ones do not, MovieLens", staleness.staleness
+    ),
+    "fedrecon-table2": Reproduction("FedRecon, Tables 2 and 4: next word", fedrecon_words.table2),
+    "fedrecon-figure2": Reproduction(
+        "FedRecon, Figure 2: accuracy by parameters communicated, next word", fedrecon_words.figure2
+    ),
+    "fedrecon-figure3-words": Reproduction(
+        "FedRecon, Figure 3: numbers of steps, next word", fedrecon_words.figure3
+    ),
+    "fedrecon-figure5": Reproduction(
+        "FedRecon, Figure 5: loss by vocabulary, next word", fedrecon_words.figure5
+    ),
+    "fedrecon-figure6": Reproduction(
+        "FedRecon, Figure 6: accuracy by number of buckets, next word", fedrecon_words.figure6
     ),
     "select-figure2": Reproduction(
         "Federated Select, Figure 2: keys m by words n, tag prediction", select.figure2, 5
