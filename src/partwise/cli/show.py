@@ -64,8 +64,17 @@ def _metrics(told: Mapping[str, Any]) -> None:
             f"{best:.4f}" if best is not None else "-",
         )
     out.print(table)
+    _judged(told["test"]["judged"])
     _undefined(told["test"])
     warn_not_finite(told["not_finite"], "test")
+
+
+def _judged(how: Mapping[str, str]) -> None:
+    local = "" if how["local"] == "none" else f"their local part {how['local']}, "
+    say(
+        f"Judged: {how['clients']} clients; {local}all else {how['others']}; the first column weighs all "
+        f"{how['weights']} alike."
+    )
 
 
 def _number(value: float | None) -> str:
@@ -106,6 +115,7 @@ def evaluation(result: Mapping[str, Any], title: str) -> None:
     for name, spread in result["over_clients"].items():
         table.add_row(name, _number(result[name]), _number(spread.get("mean")))
     out.print(table)
+    _judged(result["judged"])
     _undefined(result)
 
 

@@ -24,6 +24,7 @@ from partwise.experiments.fedrecon import STEPS, draw_steps
 from partwise.experiments.picture import INK, QUIET, save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.experiments.study import once, tune
+from partwise.experiments.summary import judged
 from partwise.experiments.sweep import RATES, grid_of
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
@@ -287,8 +288,8 @@ def table2(
     JSON."""
     desk = Desk(data, out, seeds, quick, progress)
     rows = [
-        _row(desk.learn(training, vocabulary), training, row, number, vocabulary)
-        for number, vocabulary in enumerate(desk.vocabularies)
+        _row(desk, training, row, number)
+        for number in range(len(desk.vocabularies))
         for training in TRAININGS
         for row in training.rows
     ]
@@ -296,7 +297,10 @@ def table2(
     return {"rows": rows, "device": jax.devices()[0].device_kind}
 
 
-def _row(done: Learned, training: Training, row: Row, number: int, vocabulary: int) -> dict[str, Any]:
+def _row(desk: Desk, training: Training, row: Row, number: int) -> dict[str, Any]:
+    vocabulary = desk.vocabularies[number]
+    done, task = desk.learn(training, vocabulary), desk.task(vocabulary, training.buckets)
+    config = desk.config(task, training).changed(row.changes)
     values = done.percent(row.name)
     names = [name for name in done.tests[row.name][0] if name.startswith("accuracy")]
     return {
@@ -310,23 +314,9 @@ def _row(done: Learned, training: Training, row: Row, number: int, vocabulary: i
         "rates": dict(done.chosen[row.name]),
         "parameters_sent": done.sent(training.sends_all),
         "coverage": done.coverage,
-        "judged": _judged(training, row),
+        "judged": judged(task, prepare(task, config), config),
         "seconds": done.seconds,
     }
-
-
-def _judged(training: Training, row: Row) -> str:
-    """Which clients, with which parameters, by which weights."""
-    changed = dict(row.changes)
-    if training.algorithm == "fed_recon":
-        local = "as they begin" if changed.get("reconstruct.method") == "skip" else "rebuilt"
-    else:
-        local = {"tuned": "fine-tuned"}.get(changed.get("evaluation.local", ""), "as trained")
-    tuned = "fine-tuned" if "fine_tune.max_steps" in changed else "as trained"
-    local = "fine-tuned" if changed.get("fine_tune.joint") else local
-    return (
-        f"unseen clients; embeddings of buckets {local}, all else {tuned}; every counted word weighs the same"
-    )
 
 
 def _draw_table(

@@ -20,7 +20,7 @@ from partwise.experiments.folder import Folder, as_record
 from partwise.experiments.personal import Personal
 from partwise.experiments.picture import learning_curve
 from partwise.experiments.resolve import reopened, resolve, resumed
-from partwise.experiments.summary import summarize_run
+from partwise.experiments.summary import judged, summarize_run
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluate import Evaluator, KeptOf
 from partwise.simulation.lanes import choose_lanes
@@ -110,7 +110,7 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
         records = _rounds(simulation, evaluate, config, folder, progress)
     test = evaluate.of(task.test.select(prepared.evaluated.columns))(
         simulation.state.params, kept=simulation.kept_of
-    )
+    ) | {"judged": judged(task, prepared, config)}
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     summary = summarize_run(task, config, records, test) | {
         "lanes": simulation.lanes,
@@ -223,7 +223,8 @@ def evaluate_run(
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
     evaluate = make_evaluator(prepared, config, getattr(task, split))
-    return evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
+    result = evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
+    return result | {"judged": judged(task, prepared, config, split)}
 
 
 def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:

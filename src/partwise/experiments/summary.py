@@ -12,8 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from partwise.config.algorithms import Prepared
 from partwise.config.settings import Config
 from partwise.experiments.checks import left_out
+from partwise.model.spec import one_per_example
 from partwise.tasks import Task
 
 
@@ -42,6 +44,32 @@ def summarize_run(
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("partwise", "jax", "optax", "numpy")},
         },
+    }
+
+
+def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") -> dict[str, str]:
+    """Which clients were judged, with which parameters, and what weighs how much in a mean."""
+    partition, keeps = prepared.evaluated.partition, prepared.evaluation(prepared.rates).judged_with
+    if not partition.local_paths:
+        local = "none"
+    elif keeps:
+        local = "as the client kept it"
+    elif config.reconstruct.method == "skip" and config.evaluation.local == "rebuilt":
+        local = "as it begins"
+    else:
+        local = {
+            "tuned": "as the server trained it, then fine-tuned",
+            "trained": "as the server trained it",
+        }.get(config.evaluation.local, "rebuilt")
+    tuned = config.fine_tune.max_steps != 0 and not (task.seen or keeps)
+    weigh = prepared.evaluated.model.weight
+    known = weigh is one_per_example or weigh.__name__.startswith("<")
+    return {
+        "clients": "seen" if task.seen or split == "train" else "unseen",
+        "local": local
+        + (", then fine-tuned" if tuned and config.fine_tune.joint and local != "none" else ""),
+        "others": "fine-tuned" if tuned else "as trained",
+        "weights": "examples" if known else weigh.__name__,
     }
 
 
