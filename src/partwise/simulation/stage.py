@@ -297,9 +297,9 @@ def _narrow(column: np.ndarray) -> np.ndarray:
 
 
 def grown(rooms: dict[str, int], name: str, size: int) -> int:
-    """Room for so much under a name: it only grows, by a quarter at a time, so that programs are reused."""
+    """Room for so much under a name: it only grows, by an eighth at a time, so that programs are reused."""
     if size > rooms.get(name, -1):
-        rooms[name] = size + size // 4 + 16
+        rooms[name] = size + size // 8 + 16
     return rooms[name]
 
 
