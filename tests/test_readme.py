@@ -107,4 +107,6 @@ def test_the_page_of_a_framework_goes_from_a_model_to_a_personal_one_in_15_lines
 def test_the_code_of_the_page_on_data_runs(tmp_path):
     printed = run(blocks("docs/data.md"), tmp_path)
     assert "ClientStore(7 clients, 100 examples: pixels int64[2, 2], label int64)" in printed
-    assert float(printed.split()[-1]) < 0.1
+    assert float(re.findall(r"loss on unseen clients: (\S+)", printed)[0]) < 0.1
+    assert float(re.findall(r"next words of unseen clients: (\S+)", printed)[0]) > 0.5
+    assert printed.endswith("after the beginning comes: i\n")

@@ -59,3 +59,19 @@ def test_client_files_with_mistakes(mistake, tmp_path, run_folder):
     assert "not a local part" in mistake(
         "predict", str(run_folder), "--local", str(model), "--client", str(mine)
     )
+
+
+def test_a_model_of_text_says_that_it_reads_no_tables(run_folder, tmp_path):
+    """Words are in the order of their frequency, in which they could not be found."""
+    import numpy as np
+    import pytest
+
+    from partwise.experiments.personal import Personal
+    from partwise.types import UserError
+
+    mine = tmp_path / "mine.csv"
+    mine.write_text("item,rating\nthe,4.5\n")
+    personal = Personal.open(run_folder)
+    personal.vocabularies = {"item": np.array(["the", "a", "zebra"])}
+    with pytest.raises(UserError, match=r"column 'item' of this model was made of text.*docs/data\.md"):
+        personal.read(mine, ("item", "rating"))

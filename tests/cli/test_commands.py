@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partwise.cli import main
+from partwise.cli import main, show
 
 
 def test_lists(output):
@@ -24,6 +24,35 @@ def test_train_shows_a_table(capsys, run_folder):
     text = capsys.readouterr().out
     assert "best reachable" in text
     assert "rmse" in text
+
+
+def test_long_names_of_metrics_are_told_in_full(capsys, monkeypatch, output, small, tmp_path):
+    from rich.console import Console
+
+    summary = output("train", *small, "--out", str(tmp_path / "run"))
+    names = ("accuracy_no_oov_or_eos", "accuracy_among_words")
+    test = summary["test"] | dict.fromkeys(names, 0.5)
+    test |= {"over_clients": {name: {"mean": 0.5, "p5": 0.25, "p95": 0.75} for name in names}}
+    monkeypatch.setattr(show, "out", Console(width=80))
+    show.summary(summary | {"test": test, "best": {}}, "here")
+    text = capsys.readouterr().out
+    assert all(name in text for name in names)
+    assert "0.250 .. 0.750" in text
+    assert "best reachable" not in text
+
+
+def test_the_table_of_a_benchmark_fits_80_characters(capsys):
+    from rich.console import Console
+
+    from partwise.experiments.bench import show_table
+
+    line = {"case": "bfloat16, 200 lanes", "seconds_per_round": 12.34567, "ms_per_client_step": 17.4}
+    line |= {"weight_per_second": 4_123_456.0, "lanes": 200, "seconds_compile": 123.4, "device": "2 x cpu"}
+    line |= {"seconds_evaluation": 12.345, "evaluated_clients": 500, "peak_memory_mb": 12345.6}
+    show_table(Console(width=80), {"name": "next-word", "results": [line]})
+    text = capsys.readouterr().out
+    cells = ("bfloat16, 200 lanes", "12345.67", "17.4", "4,123,456", "123.4", "12.345 (500)", "12346")
+    assert all(cell in text for cell in cells)
 
 
 def test_evaluate_and_describe(output, run_folder):

@@ -62,6 +62,12 @@ def test_values_of_the_wrong_kind(mistake, small, tmp_path):
         ),
         (["--set", "cohort.over_selection=1e9"], "Lower cohort.over_selection"),
         (["planted", "--set", "task=movielens"], "two tasks were given"),
+        (["--set", "fine_tune.optimizer=adamm"], "unknown client optimizer 'adamm'"),
+        (["--set", "evaluation.local=kept"], "unknown value of evaluation.local 'kept'"),
+        (
+            ["--set", "fine_tune.max_steps=none", "--set", "fine_tune.epochs=none"],
+            "fine_tune: give epochs, max_steps or both",
+        ),
     ],
 )
 def test_values_out_of_range(mistake, tmp_path, monkeypatch, arguments, says):

@@ -206,6 +206,16 @@ def test_losses_without_a_closed_form_are_refused(clients, loss, groups):
         solve.check_quadratic(client, begin(client), groups)
 
 
+def test_losses_with_a_gradient_of_their_own_are_refused_too(clients):
+    """They have no second derivative; that the closed form does not fit is what should be said."""
+    loss = jax.custom_vjp(lambda outputs, rating: (outputs - rating) ** 4)
+    loss.defvjp(lambda a, b: ((a - b) ** 4, a - b), lambda kept, g: (4 * g * kept**3, -4 * g * kept**3))
+    client = clients["random"]
+    client = client._replace(model=client.model._replace(loss=lambda out, batch: loss(out, batch["rating"])))
+    with pytest.raises(UserError, match="least squares in the local part, but this loss is not"):
+        reconstruct.check_solvable(client)
+
+
 def test_least_squares_is_accepted(clients):
     assert reconstruct.check_solvable(clients["learned"]) is None
     assert solve.check_quadratic(clients["zero"], begin(clients["zero"]), ("shared", "keyed")) is None

@@ -31,6 +31,19 @@ def prepared(task, algorithm, **changes):
     return prepare(task, configured(task, algorithm, **changes))
 
 
+def test_settings_of_evaluation_without_effect_are_refused(liked, liked_folder):
+    with pytest.raises(UserError, match=r"evaluation\.local = tuned says .* 'movielens-liked' has"):
+        prepared(liked, "fed_avg", evaluation__local="tuned")
+    seen = load_task("movielens-seen", str(liked_folder), dim=2)
+    for algorithm in ("fed_avg", "fed_per", "central"):
+        with pytest.raises(UserError, match=r"fine_tune\.max_steps = 3 .* judges seen ones"):
+            prepared(seen, algorithm, fine_tune__max_steps=3)
+    with pytest.raises(UserError, match=r"'movielens-seen' has seen ones alone"):
+        prepared(seen, "fed_avg", evaluation__local="trained")
+    with pytest.raises(UserError, match=r"unknown value of evaluation\.local 'kept'"):
+        prepared(seen, "fed_avg", evaluation__local="kept")
+
+
 KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")
 OTHERS = ("fed_recon", "central", *KEEPING)  # for unseen clients, of one client, with something local
 

@@ -91,3 +91,13 @@ def test_recall_counts_the_tags_among_the_five_best():
     assert recall.values(scores, batch).tolist() == [1, 1]
     assert recall.weight is not None
     assert recall.weight({"tags": np.array([[0, 7, -1], [7, -1, -1]])}).tolist() == [2, 1]
+
+
+def test_sentences_made_with_another_number_of_buckets_are_refused():
+    pytest.importorskip("flax")
+    from partwise.data.planted_sentences import planted_sentences
+    from partwise.tasks.next_word_lstm import next_word_lstm_task
+
+    store = planted_sentences(num_clients=3, sentences=2, num_words=9, num_buckets=4, length=3)
+    with pytest.raises(UserError, match="num_buckets is 5, and the sentences were made with 4"):
+        next_word_lstm_task(store, store, store, num_buckets=5, embedding=2, units=2)

@@ -52,17 +52,18 @@ def summary(told: Mapping[str, Any], folder: Any) -> None:
 
 def _metrics(told: Mapping[str, Any]) -> None:
     table = Table(title=f"{told['algorithm']} on {told['task']}: {told['rounds']} rounds")
-    for column in ("metric", "test clients", "mean over clients", "5 % .. 95 % of clients", "best reachable"):
-        table.add_column(column, justify="left" if column == "metric" else "right")
+    table.add_column("metric", no_wrap=True)
+    columns = ("test clients", "mean over clients", "5 % .. 95 % of clients")
+    for column in (*columns, *(["best reachable"] if told["best"] else [])):
+        table.add_column(column, justify="right")
     for name, spread in told["test"]["over_clients"].items():
-        best = told["best"].get(name)
-        table.add_row(
-            name,
+        cells = (
             _number(told["test"][name]),
             _number(spread.get("mean")),
             f"{spread['p5']:.3f} .. {spread['p95']:.3f}" if "p5" in spread else "-",
-            f"{best:.4f}" if best is not None else "-",
+            *([_number(told["best"].get(name))] if told["best"] else []),
         )
+        table.add_row(name, *cells)
     out.print(table)
     _judged(told["test"]["judged"])
     _undefined(told["test"])
@@ -70,9 +71,9 @@ def _metrics(told: Mapping[str, Any]) -> None:
 
 
 def _judged(how: Mapping[str, str]) -> None:
-    local = "" if how["local"] == "none" else f"their local part {how['local']}, "
+    local = "all parameters" if how["local"] == "none" else f"their local part {how['local']}, all else"
     say(
-        f"Judged: {how['clients']} clients; {local}all else {how['others']}; the first column weighs all "
+        f"Judged: {how['clients']} clients; {local} {how['others']}; the first column weighs all "
         f"{how['weights']} alike."
     )
 

@@ -41,6 +41,7 @@ from partwise.tasks.base import Setting, Task, defaults_for
 from partwise.types import UserError
 
 GROUP = "partwise.algorithms"  # of entry points
+LOCAL = ("rebuilt", "tuned", "trained")  # values of evaluation.local
 
 
 class Prepared(NamedTuple):
@@ -72,6 +73,7 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
 
 
 def _check_rebuilt(config: Config) -> None:
+    one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local != "rebuilt":
         raise UserError(
             f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
@@ -181,6 +183,7 @@ def _prepare_keeping(
     """An algorithm whose clients keep their local part. Seen clients are judged with it; unseen ones, who have
     none, rebuild theirs: RECONEVAL."""
     _check_rebuilt(config)
+    _check_judged(task, config)
     setting = task.personal
     if not setting.partition.local_paths:
         raise UserError(
@@ -240,7 +243,7 @@ def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str,
 
 def judged(setting: Setting, config: Config) -> Setting:
     """The setting in which clients are judged: a local part that the server trained begins as it is there."""
-    one_of("evaluation.local", config.evaluation.local, ("rebuilt", "tuned", "trained"))
+    one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local == "rebuilt":
         return setting
     begun = lambda role: dataclasses.replace(role, initial="learned") if role.kind == "local" else role
@@ -250,10 +253,29 @@ def judged(setting: Setting, config: Config) -> Setting:
 
 def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
     """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
+    _check_judged(task, config)
     if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
         return build, _stateful(task)
     setting = judged(task.personal, config)
     return evaluation_build(setting, config)[0], setting
+
+
+def _check_judged(task: Task, config: Config) -> None:
+    """Raise where a setting of evaluation would be without effect."""
+    local, steps = config.evaluation.local, config.fine_tune.max_steps
+    one_of("evaluation.local", local, LOCAL)
+    if task.seen and steps != 0:
+        raise UserError(
+            f"fine_tune.max_steps = {'none' if steps is None else steps} tunes on the support set of an unseen "
+            f"client, and task '{task.name}' judges seen ones, as they were trained: leave it at 0, or use a "
+            f"task of unseen clients"
+        )
+    if local != "rebuilt" and (task.seen or not task.personal.partition.local_paths):
+        has = "has seen ones alone" if task.seen else "has no local part"
+        raise UserError(
+            f"evaluation.local = {local} says with which local part an unseen client is judged, and task "
+            f"'{task.name}' {has}: leave it at rebuilt, or use another task"
+        )
 
 
 def _stateful(task: Task) -> Setting:

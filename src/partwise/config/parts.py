@@ -67,10 +67,12 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
 def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | None:
     """What a client does to the shared and keyed parts before it is judged; None: nothing."""
     part = config.fine_tune
+    optimizer = make_client_optimizer(part.optimizer, rates["fine_tune"])
     if part.max_steps == 0:
         return None
-    optimizer = make_client_optimizer(part.optimizer, rates["fine_tune"])
-    return update.by_steps(Schedule(part.batch_size, part.epochs, part.max_steps), optimizer, part.joint)
+    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+    schedule.check("fine_tune")
+    return update.by_steps(schedule, optimizer, part.joint)
 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:

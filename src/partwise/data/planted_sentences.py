@@ -3,7 +3,7 @@
 Words follow a Zipf law. One word out of two is followed by the word that the language has after it, the same for
 all clients. The others are drawn anew: some of them are words of the client's own, each of which falls into a
 bucket and is of one of a few kinds, which the client alone knows; after it comes the word that all clients have
-after that kind. So a shared model learns what follows a word and a kind, and and the client which kind a bucket is.
+after that kind. So a shared model learns what follows a word and a kind, and the client which kind a bucket is.
 """
 
 from __future__ import annotations

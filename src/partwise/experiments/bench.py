@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -246,25 +247,28 @@ BENCHMARKS: dict[str, Benchmark] = {
 }
 
 
+COLUMNS = (
+    "ms a\nround",
+    "ms a\nstep",
+    "a\nsecond",
+    "lanes",
+    "compile\ns",
+    "evaluation\ns (clients)",
+    "peak\nMB",
+)
+
+
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
     """A line a case."""
     table = Table(
-        "case",
-        "ms a round",
-        "rounds a second",
-        "ms a client-step",
-        "examples or tokens a second",
-        "lanes",
-        "compile s",
-        "evaluation s",
-        "peak MB",
-        title=result["name"],
-    )
+        "case", title=result["name"], box=box.SIMPLE_HEAD, padding=0
+    )  # eight columns in 80 characters
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
     for line in result["results"]:
         table.add_row(
             line["case"],
             f"{1e3 * line['seconds_per_round']:.2f}",
-            f"{1 / line['seconds_per_round']:.0f}",
             f"{line['ms_per_client_step']:.3g}",
             f"{line['weight_per_second']:,.0f}",
             str(line["lanes"]),
@@ -273,4 +277,7 @@ def show_table(console: Console, result: Mapping[str, Any]) -> None:
             f"{line['peak_memory_mb']:.0f}",
         )
     console.print(table)
+    console.print(
+        "A step is one client's; a second: examples or tokens that are trained on.", highlight=False
+    )
     console.print(result["results"][0]["device"] if result["results"] else "", highlight=False)

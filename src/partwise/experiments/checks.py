@@ -21,7 +21,10 @@ PATIENCE = 20  # rounds in which nobody counts, before a run is given up
 # Why an update was left out, as in the records: in words, and what helps.
 LEFT_OUT = {
     "broken": ("updates that were not finite", "lower update.rate or reconstruct.rate"),
-    "empty": ("clients without query examples", "use split.kind=none or a smaller split.batch_size"),
+    "empty": (
+        "clients without query examples",
+        "use split.kind=none or alternate with a smaller split.batch_size",
+    ),
     "too_small": ("clients with fewer than cohort.min_examples examples", "lower cohort.min_examples"),
     "dropped": ("clients that never reported", "lower cohort.dropout"),
 }

@@ -6,7 +6,7 @@ optionally refreshing them periodically"; patent claim 9.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,6 +103,7 @@ class Personal:
         be used; they are counted.
         """
         named = [name for name in columns if name in self.vocabularies]
+        self._check_from_tables(named)
         names = {self.names[name]: name for name in columns}
         table = read_table(path, client=None, columns=list(names), ids=[self.names[name] for name in named])
         table = table.rename(names)
@@ -118,6 +119,17 @@ class Personal:
         rows = {name: values[keep] for name, values in rows.items()}
         store = group_rows(np.zeros(int(keep.sum()), np.int64), rows, (), {"source": str(path)})
         return ClientFile(store, np.flatnonzero(keep), strange)
+
+    def _check_from_tables(self, named: Sequence[str]) -> None:
+        """Keys of tables are sorted by id; those of words by how frequent they are."""
+        for name in named:
+            ids = self.vocabularies[name]
+            if np.any(ids[1:] < ids[:-1]):
+                raise UserError(
+                    f"the column '{name}' of this model was made of text, and a client's file can only be read "
+                    f"where its columns are the model's own: in Python give `Personal.personalize` and "
+                    f"`Personal.predict` the client's store, made as the training data was (docs/data.md, Text)"
+                )
 
     def _own_rows(self, path: str | Path, client_id: str | None, num_rows: int) -> np.ndarray:
         """Which rows are the client's: all, or where a column names clients, those of one."""

@@ -237,7 +237,8 @@ def load(
     seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
-    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen. Sentences come in the
+    `stackoverflow_train.h5` and `_held_out.h5`), or Shakespeare's roles (`shakespeare_by_character.jsonl`, or TFF's
+    files); or the folder of any of these. Test clients are unseen. Sentences come in the
     order in which they were written, so that halves are by time."""
     shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
     stores = load_sentences(data, num_words, comments=comments, seed=seed, **shape)
@@ -274,7 +275,12 @@ def load_generated(
 def next_word_lstm_task(
     train: ClientStore, validation: ClientStore, test: ClientStore, num_buckets: int, **model: Any
 ) -> Task:
-    """A task from stores with the column `tokens`, as `data.sentences` makes them."""
+    """A task from stores with the column `tokens`, as `data.sentences` makes them, with as many buckets."""
+    made = train.info.get("num_buckets", num_buckets)
+    if made != num_buckets:
+        raise UserError(
+            f"num_buckets is {num_buckets}, and the sentences were made with {made}: give the same number"
+        )
     num_words = train.num_keys("tokens") - TokenIds(0, num_buckets).num_ids
     options = {"num_words": num_words, "num_buckets": num_buckets, **model}
     personal, stateful = settings(**options)
