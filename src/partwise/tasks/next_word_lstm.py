@@ -287,6 +287,8 @@ def next_word_lstm_task(
     here = Layouts(TokenIds(num_words, num_buckets), model.get("layout", "plain"))
     train, validation, test = (_in_columns(store, here) for store in (train, validation, test))
     given = DEFAULTS | {"cohort.size": cohort_size(200, train)}
+    if options.get("words") == "keyed":
+        given |= {"select.word": "own"}  # else all, as the softmax looks at the whole slice
     return Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
 
 
