@@ -157,3 +157,12 @@ def liked_folder(tmp_path_factory):
     (path / "ratings.dat").write_text("".join(ratings))
     (path / "users.dat").write_text("".join(users))
     return path
+
+
+@pytest.fixture(scope="module")
+def quick_programs():
+    """Programs that run only a few times: most of the time goes into compiling them."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.model.lstm import init_lstm, lstm
+from partwise.model.lstm import dense, init_lstm, lstm
 
 TIMES, BATCH, SIZE, UNITS = 4, 3, 2, 5
 
@@ -58,3 +58,56 @@ def test_padding_may_lie_anywhere(case):
     np.testing.assert_allclose(first, lstm(params, jnp.roll(inputs, 2, axis=0), before)[-1], atol=1e-6)
     other = inputs.at[2:].set(9.0)
     np.testing.assert_array_equal(first, lstm(params, other, behind)[-1])
+
+
+def test_half_precision_is_close_and_its_gradients_are_of_the_parameters_type(case):
+    params, inputs, real = case
+    states = lstm(params, inputs, real, jnp.bfloat16)
+    np.testing.assert_allclose(states.astype(jnp.float32), lstm(params, inputs, real), atol=0.02)
+    weights = jax.random.normal(jax.random.key(2), (TIMES, BATCH, UNITS))
+
+    def gradient(dtype):
+        total = lambda p, x: jnp.sum(weights * lstm(p, x, real, dtype))
+        return jax.grad(total, (0, 1))(params, inputs)
+
+    half, full = gradient(jnp.bfloat16), gradient(None)
+    assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("float32")}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max()), half, full)
+    assert np.abs(half[0]["input"] - full[0]["input"]).max() > 0
+
+
+@pytest.mark.parametrize("shape", [(), (BATCH,), (TIMES, BATCH)])
+def test_a_dense_layer_is_a_product_and_a_sum(shape):
+    x = jax.random.normal(jax.random.key(0), (*shape, SIZE))
+    weights, bias = jax.random.normal(jax.random.key(1), (SIZE, UNITS)), jnp.arange(UNITS) / UNITS
+    along = jax.random.normal(jax.random.key(2), (*shape, UNITS))
+    simple = lambda x, weights, bias: x @ weights + bias
+    assert_same(dense, simple, (x, weights, bias), along)
+
+
+def test_a_dense_layer_of_clients_side_by_side():
+    """A batch, weights and biases for each of three clients; and weights that are one for all."""
+    draw = lambda seed, *shape: jax.random.normal(jax.random.key(seed), shape)
+    x, weights, bias = draw(0, 3, BATCH, SIZE), draw(1, 3, SIZE, UNITS), draw(2, 3, UNITS)
+    along = draw(3, 3, BATCH, UNITS)
+    simple = lambda x, weights, bias: x @ weights + bias
+    assert_same(jax.vmap(dense), jax.vmap(simple), (x, weights, bias), along)
+    one = (x, weights[0], bias[0])
+    assert_same(jax.vmap(dense, (0, None, None)), jax.vmap(simple, (0, None, None)), one, along)
+
+
+def assert_same(first, second, given, along):
+    """Values, and gradients with respect to all that is given."""
+    np.testing.assert_allclose(first(*given), second(*given), atol=1e-6)
+    gradient = lambda f: jax.jit(jax.grad(lambda given: jnp.sum(along * f(*given))))(given)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), gradient(first), gradient(second))
+
+
+def test_a_dense_layer_in_half_precision_answers_in_full():
+    x, weights, bias = jnp.ones((BATCH, SIZE)), jnp.full((SIZE, UNITS), 1 / 3), jnp.zeros(UNITS)
+    total = lambda *given: jnp.sum(jnp.square(dense(*given, jnp.bfloat16)))
+    result = dense(x, weights, bias, jnp.bfloat16)
+    assert result.dtype == jnp.float32
+    np.testing.assert_allclose(result, SIZE / 3, rtol=0.01)
+    for found, expected in zip(jax.grad(total, (0, 1, 2))(x, weights, bias), (x, weights, bias), strict=True):
+        assert (found.dtype, found.shape) == (jnp.float32, expected.shape)
