@@ -30,7 +30,7 @@ CURVES = [row.name for training in (words.YOGI, words.RECON) for row in training
 def write_dump(folder, num_words):
     """30 users with two questions of two sentences each, and a comment, as Parquet."""
     rng, posts = np.random.default_rng(0), 2 * USERS
-    said = [[f"w{k}" for k in rng.integers(0, num_words, 14)] for _ in range(posts)]
+    said = [[f"w{k}" for k in np.minimum(rng.zipf(1.2, 14), num_words)] for _ in range(posts)]
     columns = {
         "Site": ["beer"] * posts,
         "Id": [*range(posts)],
