@@ -97,11 +97,14 @@ def _rates(task: Any, config: Any, seconds: float) -> dict[str, float]:
     from partwise.config.parts import make_schedule
 
     store = task.train.gather(np.arange(min(task.train.num_clients, 100)))
-    steps = np.asarray(make_schedule(config).num_steps(jnp.asarray(store.counts)))
+    schedule, counts = make_schedule(config), store.counts
+    steps = np.asarray(schedule.num_steps(jnp.asarray(counts)))
+    epochs, more = np.divmod(steps, np.maximum(schedule.steps_per_epoch(counts), 1))
+    trained = epochs * counts + np.minimum(more * schedule.batch_size, counts)  # last batches may not be full
     weight = np.asarray(
         task.personal.model.weight({k: jnp.asarray(v) for k, v in store.columns.items()})
     ).sum()
-    passes = steps.sum() * config.update.batch_size / max(store.num_examples, 1)
+    passes = trained.sum() / max(store.num_examples, 1)
     size = config.cohort.size
     return {
         "ms_per_client_step": 1e3 * seconds / (size * steps.mean()),
