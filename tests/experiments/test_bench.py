@@ -13,11 +13,11 @@ from partwise.tasks import load_task
 SHAPE = {"sentences": 6, "num_words": 9, "num_buckets": 3, "length": 5, "embedding": 2, "units": 3}
 
 
-def rates(seconds: float, **changes: object) -> dict[str, float]:
+def rates(seconds: float, algorithm: str = "fed_avg", **changes: object) -> dict[str, float | None]:
     """Of 24 clients with 6 sentences of 5 words each."""
     task = load_task("next-word-planted", num_clients=30, **SHAPE)
     named = {f"update.{name}": value for name, value in changes.items()}
-    return bench._rates(task, Config().changed({"cohort.size": 10, **named}), seconds)
+    return bench._rates(task, Config().changed({"algorithm": algorithm, "cohort.size": 10, **named}), seconds)
 
 
 def test_a_step_and_what_is_trained_in_a_second():
@@ -27,6 +27,10 @@ def test_a_step_and_what_is_trained_in_a_second():
         "ms_per_client_step": pytest.approx(1e3 * 2.0 / 40),
         "weight_per_second": pytest.approx(10 * 30 * 2 / 2.0),
     }
+
+
+def test_steps_are_not_all_that_clients_of_reconstruction_do():
+    assert set(rates(1.0, "fed_recon").values()) == {None}
 
 
 def test_steps_that_end_before_the_examples_do():

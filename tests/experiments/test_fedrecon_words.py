@@ -17,6 +17,7 @@ from partwise.experiments import fedrecon_words as words
 from partwise.experiments import study
 from partwise.experiments.reproduce import reproduce
 from partwise.experiments.run import silent
+from partwise.experiments.summary import judged
 from partwise.experiments.sweep import RATES
 from partwise.simulation import loop
 
@@ -104,7 +105,7 @@ def test_table_2(table, out, trainings):
         assert 0 <= row["ours"] <= 100
         assert row["seeds"] == SEEDS
         assert set(row["others"]) == {"accuracy_no_oov", "accuracy_with_oov", "accuracy_among_words"}
-        assert row["judged"].startswith("unseen clients; embeddings of buckets ")
+        assert (row["judged"]["clients"], row["judged"]["weights"]) == ("unseen", "tokens")
     assert matplotlib.image.imread(out / "fedrecon-table2.png").ndim == 3
     assert len(trainings) == SEEDS * len(FEW)  # once for both vocabularies, which are the same here
     first, second = trainings[:2]
@@ -177,23 +178,19 @@ def test_every_training_and_row_can_be_prepared(desk):
                 assert ready.evaluated.partition.local_paths == ("oov",)
 
 
-def test_a_row_by_hand():
+def test_a_row_by_hand(desk):
     training, row = words.YOGI, words.YOGI.rows[1]
-    tests = {
-        row.name: [
-            {words.METRIC: 0.2, "accuracy_with_oov": 0.5, "loss": 3.0},
-            {words.METRIC: 0.4, "accuracy_with_oov": 0.7, "loss": 3.0},
-        ]
-    }
-    sizes = {"local": 10, "others": 100}
-    done = words.Learned(
-        tests, {row.name: {"reconstruct.rate": 0.3}}, {}, [1, 2], [4.0, 3.0], sizes, 0.8, 1.5
-    )
-    told = words._row(done, training, row, 1, 5000)
+    values = {words.METRIC: (0.2, 0.4), "accuracy_with_oov": (0.5, 0.7), "loss": (3.0, 3.0)}
+    tests = {row.name: [{name: pair[seed] for name, pair in values.items()} for seed in range(2)]}
+    sizes, chosen = {"local": 10, "others": 100}, {row.name: {"reconstruct.rate": 0.3}}
+    done = words.Learned(tests, chosen, {}, [1, 2], [4.0, 3.0], sizes, 0.8, 1.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(desk, "learn", lambda *given: done)
+        told = words._row(desk, training, row, 1)
     assert told == {
-        "row": "5,000 words: OOV fine-tuning (500 OOV)",
+        "row": "60 words: OOV fine-tuning (500 OOV)",
         "metric": "accuracy %",
-        "paper": 28.1,
+        "paper": None,  # a quick check is not beside the paper
         "ours": pytest.approx(30),
         "spread": pytest.approx(10),
         "seeds": 2,
@@ -201,25 +198,33 @@ def test_a_row_by_hand():
         "rates": {"reconstruct.rate": 0.3},
         "parameters_sent": 220,
         "coverage": 0.8,
-        "judged": "unseen clients; embeddings of buckets fine-tuned, all else as trained; every counted word "
-        "weighs the same",
+        "judged": {
+            "clients": "unseen",
+            "local": "as the server trained it, then fine-tuned",
+            "others": "as trained",
+            "weights": "tokens",
+        },
         "seconds": 1.5,
     }
-    assert words._row(done, words.RECON, row, 1, 5000)["parameters_sent"] == 200
+    assert done.sent(words.RECON.sends_all) == 200
 
 
-def test_rows_say_how_clients_are_judged_and_what_the_paper_has():
+def test_rows_say_how_clients_are_judged_and_what_the_paper_has(desk):
     said, paper = {}, {}
     for training in words.TRAININGS:
+        task = desk.task(desk.vocabularies[0], training.buckets)
         for row in training.rows:
-            local, rest = words._judged(training, row).split("; ")[1].split(", all else ")
-            said[row.name] = (local.removeprefix("embeddings of buckets "), rest)
+            config = desk.config(task, training).changed(row.changes)
+            told = judged(task, prepare(task, config), config)
+            said[row.name] = told["local"], told["others"]
             paper[row.name] = tuple(row.paper)
-    assert said["FedYogi"] == said["FedYogi (500 OOV)"] == ("as trained", "as trained")
-    assert said["Full fine-tuning (500 OOV)"] == ("fine-tuned", "fine-tuned")
+    as_trained = "as the server trained it"
+    assert said["FedYogi"] == said["FedYogi (500 OOV)"] == (as_trained, "as trained")
+    assert said["OOV fine-tuning (500 OOV)"] == (f"{as_trained}, then fine-tuned", "as trained")
+    assert said["Full fine-tuning (500 OOV)"] == (f"{as_trained}, then fine-tuned", "fine-tuned")
     assert said["FedRecon (500 OOV)"] == said["FedRecon (1 OOV)"] == ("rebuilt", "as trained")
     assert said["FedRecon + fine-tune (500 OOV)"] == ("rebuilt", "fine-tuned")
-    assert said["FedRecon (500 OOV), judged without rebuilding"] == ("as they begin", "as trained")
+    assert said["FedRecon (500 OOV), judged without rebuilding"] == ("as it begins", "as trained")
     without = [name for name, figures in paper.items() if figures == (None, None, None)]
     assert without == ["FedRecon (500 OOV), judged without rebuilding", "FedYogi (500 OOV)"]
     assert paper["FedYogi"] == (24.3, 26.3, 26.7)

@@ -88,14 +88,16 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     }
 
 
-def _rates(task: Any, config: Any, seconds: float) -> dict[str, float]:
+def _rates(task: Any, config: Any, seconds: float) -> dict[str, float | None]:
     """What a step of one client costs, and how much of what weighs (examples, or tokens) is trained in a second;
-    both as the population's mean, of the clients' updates alone."""
+    both as the population's mean. None where clients do more than such steps."""
     import jax.numpy as jnp
     import numpy as np
 
     from partwise.config.parts import make_schedule
 
+    if config.algorithm == "fed_recon":
+        return {"ms_per_client_step": None, "weight_per_second": None}
     store = task.train.gather(np.arange(min(task.train.num_clients, 100)))
     schedule, counts = make_schedule(config), store.counts
     steps = np.asarray(schedule.num_steps(jnp.asarray(counts)))
@@ -272,8 +274,8 @@ def show_table(console: Console, result: Mapping[str, Any]) -> None:
         table.add_row(
             line["case"],
             f"{1e3 * line['seconds_per_round']:.2f}",
-            f"{line['ms_per_client_step']:.3g}",
-            f"{line['weight_per_second']:,.0f}",
+            "-" if line["ms_per_client_step"] is None else f"{line['ms_per_client_step']:.3g}",
+            "-" if line["weight_per_second"] is None else f"{line['weight_per_second']:,.0f}",
             str(line["lanes"]),
             f"{line['seconds_compile']:.1f}",
             f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",

@@ -306,7 +306,7 @@ def _row(desk: Desk, training: Training, row: Row, number: int) -> dict[str, Any
     return {
         "row": f"{vocabulary:,} words: {row.name}",
         "metric": "accuracy %",
-        "paper": row.paper[number],
+        "paper": None if desk.quick else row.paper[number],
         "ours": float(values.mean()),
         "spread": float(values.std()),
         "seeds": len(values),

@@ -37,6 +37,8 @@ Words = Literal["shared", "input", "keyed"]
 Layout = Literal["plain", "authors"]
 Precision = Literal["float32", "bfloat16"]
 
+AVERAGING = ("fed_avg", "fed_select", "fed_sub_avg", "fed_prox", "scaffold")
+AVERAGING += ("fed_adam", "fed_adagrad", "fed_yogi", "central")
 ON_SERVER = {"evaluation.local": "trained"}  # what is local to others was trained as well
 DEFAULTS = {  # the paper's, but for the rates, which were searched on Stack Exchange
     "algorithm": "fed_recon",
@@ -55,7 +57,7 @@ DEFAULTS = {  # the paper's, but for the rates, which were searched on Stack Exc
     "server.optimizer": "yogi",
     "server.rate": 0.03,
     "simulation.rounds_per_call": 5,
-    **dict.fromkeys(("fed_avg", "fed_adam", "fed_adagrad", "fed_yogi", "central"), ON_SERVER),
+    **dict.fromkeys(AVERAGING, ON_SERVER),
 }
 
 
@@ -64,7 +66,7 @@ class Layouts(NamedTuple):
 
     plain:   words, BOS and EOS are shared, all buckets local
     authors: as in the authors' code, which takes ids from V + 3 on as local. That is wrong by two: the first two
-             buckets are shared, BOS and EOS local
+             buckets are shared, BOS and EOS local (with one bucket: it and BOS shared, EOS local)
     """
 
     ids: TokenIds
