@@ -61,7 +61,8 @@ def test_the_cases_of_the_language_model_fit_their_task():
 
 
 def test_a_case_is_measured():
-    shape = {f"data.{name}": value for name, value in SHAPE.items()} | {"data.num_clients": 20}
+    shape = {f"data.{name}": value for name, value in SHAPE.items()}
+    shape |= {"data.num_clients": 20, "algorithm": "fed_avg"}
     changes = {**shape, "cohort.size": 4, "simulation.lanes": 1, "simulation.rounds_per_call": 1}
     told = bench.measure(bench.Case("small", "next-word-planted", changes, rounds=2), None)
     assert (told["case"], told["lanes"], told["evaluated_clients"]) == ("small", 1, 2)
