@@ -11,7 +11,7 @@ import pytest
 from partwise.algorithms.base import init_params
 from partwise.checkpoint import load_arrays
 from partwise.cli import main
-from partwise.config.algorithms import judged, prepare, settings_for
+from partwise.config.algorithms import judged_setting, prepare, settings_for
 from partwise.config.parts import make_fine_tune, rates_of
 from partwise.config.settings import Config
 from partwise.experiments.run import evaluate_run, make_evaluator, train
@@ -120,9 +120,9 @@ def test_without_a_local_part_only_fine_tuning_asks_for_a_split(liked_folder):
 
 
 def test_judged_makes_the_local_part_a_learned_one(task):
-    role = lambda local: judged(task.personal, configured(task, evaluation__local=local)).partition.roles[
-        "oov"
-    ]
+    role = lambda local: judged_setting(
+        task.personal, configured(task, evaluation__local=local)
+    ).partition.roles["oov"]
     assert role("rebuilt").initial == "random"
     for local in ("tuned", "trained"):
         assert role(local).initial == "learned"

@@ -234,14 +234,14 @@ def _prepare_central(task: Task, config: Config) -> Prepared:
 
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
-    """What a client that has the trained model does with it, and its rates; `setting` is as `judged` says."""
+    """What a client that has the trained model does with it, and its rates; `setting` is a `judged_setting`."""
     changes: dict[str, Any] = {"update.proximal": 0.0}
     if config.evaluation.local == "trained":
         changes["reconstruct.method"] = "skip"
     return _recon_build(setting, config.changed(changes)), rates_of(config)
 
 
-def judged(setting: Setting, config: Config) -> Setting:
+def judged_setting(setting: Setting, config: Config) -> Setting:
     """The setting in which clients are judged: a local part that the server trained begins as it is there."""
     one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local == "rebuilt":
@@ -256,7 +256,7 @@ def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Settin
     _check_judged(task, config)
     if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
         return build, _stateful(task)
-    setting = judged(task.personal, config)
+    setting = judged_setting(task.personal, config)
     return evaluation_build(setting, config)[0], setting
 
 

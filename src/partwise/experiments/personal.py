@@ -14,7 +14,7 @@ import numpy as np
 
 from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
-from partwise.config.algorithms import evaluation_build, judged
+from partwise.config.algorithms import evaluation_build, judged_setting
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table
@@ -40,7 +40,7 @@ class Personal:
     def __init__(
         self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
     ):
-        setting = judged(setting, config)
+        setting = judged_setting(setting, config)
         self.setting, self.vocabularies = setting, vocabularies
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
