@@ -114,6 +114,7 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
         "clients": 28,
         "clients_without_examples": 2,
         "over_clients": {"rmse": spread},
+        "judged": {"clients": "unseen", "local": "rebuilt", "others": "as trained", "weights": "examples"},
     }
     told = {"task": "t", "algorithm": "a", "rounds": 3, "test": test, "best": {}, "not_finite": ["rmse"]}
     told |= {"broken": 4, "empty": 0, "dropped": 1, "too_small": 0, "lanes": 1, "device": "1 x cpu"}
@@ -121,6 +122,7 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
     show.summary(told | {"seconds_compile": 1.0, "seconds_total": 2.0}, "runs/x")
     text = capsys.readouterr().out
     assert "30 test clients (2 without examples to test on)" in text
+    assert "Judged: unseen clients; their local part rebuilt, all else as trained;" in text
     assert "Left out over all rounds: 4 updates that were not finite, 1 clients that never reported." in text
     assert "rmse of the test clients is not a finite number" in text
 

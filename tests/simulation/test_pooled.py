@@ -134,8 +134,11 @@ def test_an_undefined_metric_is_a_dash_and_a_sentence(capsys):
         "auc": None,
         "loss": 0.5,
         "over_clients": {"auc": {"clients": 2}, "loss": {"clients": 2, "mean": 0.5}},
+        "judged": {"clients": "seen", "local": "none", "others": "as trained", "weights": "examples"},
     }
     show.evaluation(told | {"undefined": {"auc": reason}}, "run")
-    assert f"auc has no value for these clients: {reason}." in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"auc has no value for these clients: {reason}." in text
+    assert "Judged: seen clients; all parameters as trained;" in text
     assert progress._metric(told) == "auc undefined"
     assert progress._metric(told | {"auc": 0.75}) == "auc 0.7500"
