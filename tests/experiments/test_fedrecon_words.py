@@ -13,6 +13,7 @@ import pytest
 
 from partwise.cli import main
 from partwise.config.algorithms import prepare
+from partwise.experiments import fedrecon_trainings as trained
 from partwise.experiments import fedrecon_words as words
 from partwise.experiments import study
 from partwise.experiments.reproduce import reproduce
@@ -169,7 +170,7 @@ def test_every_training_and_row_can_be_prepared(desk):
         for training in words.TRAININGS:
             task = desk.task(vocabulary, training.buckets)
             assert task.options["num_words"] == vocabulary
-            assert task.options["num_buckets"] == (training.buckets or words.QUICK_BUCKETS)
+            assert task.options["num_buckets"] == (training.buckets or trained.QUICK_BUCKETS)
             config = desk.config(task, training).changed(desk.rates(training))
             assert config.reconstruct.rate == config.update.rate
             for row in training.rows:
@@ -183,7 +184,7 @@ def test_a_row_by_hand(desk):
     values = {words.METRIC: (0.2, 0.4), "accuracy_with_oov": (0.5, 0.7), "loss": (3.0, 3.0)}
     tests = {row.name: [{name: pair[seed] for name, pair in values.items()} for seed in range(2)]}
     sizes, chosen = {"local": 10, "others": 100}, {row.name: {"reconstruct.rate": 0.3}}
-    done = words.Learned(tests, chosen, {}, [1, 2], [4.0, 3.0], sizes, 0.8, 1.5)
+    done = trained.Learned(tests, chosen, {}, [1, 2], [4.0, 3.0], sizes, 0.8, 1.5)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(desk, "learn", lambda *given: done)
         told = words._row(desk, training, row, 1)
@@ -232,7 +233,7 @@ def test_rows_say_how_clients_are_judged_and_what_the_paper_has(desk):
 
 
 def test_how_much_of_the_text_a_vocabulary_covers(desk):
-    small, large = (words._coverage(desk.task(size, 0)) for size in desk.vocabularies)
+    small, large = (trained._coverage(desk.task(size, 0)) for size in desk.vocabularies)
     assert 0 < small < large < 1
 
 

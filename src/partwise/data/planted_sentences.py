@@ -20,10 +20,8 @@ from partwise.data.text import Vocabulary
 from partwise.types import UserError
 
 KINDS = 8
-FOLLOWED, OWN = (
-    0.5,
-    0.3,
-)  # chance that a word is followed by its own, and that a word drawn anew is the client's
+FOLLOWED = 0.5  # chance that a word is followed by the one that the language has after it
+OWN = 0.3  # chance that a word drawn anew is one of the client's own
 
 
 def planted_sentences(

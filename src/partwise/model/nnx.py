@@ -120,8 +120,7 @@ def _streams(keys: Any, rng: jax.Array) -> Any:
 
 def _held(values: Any, learned: Any) -> Any:
     """The same values, with no gradient of the statistics."""
-    kinds = nnx.to_pure_dict(jax.tree_util.tree_map(lambda leaf: leaf, learned))
     paths = set(tree.flatten(nnx.to_pure_dict(nnx.filter_state(learned, nnx.BatchStat))))
     flat = tree.flatten(values)
     stopped = {path: jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in flat.items()}
-    return tree.unflatten(jax.tree_util.tree_structure(kinds), tuple(flat), stopped)
+    return tree.unflatten(jax.tree_util.tree_structure(values), tuple(flat), stopped)
