@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from partwise.config.algorithms import prepare
 from partwise.config.settings import Config
 from partwise.experiments import bench
 from partwise.experiments.resolve import resolve
 from partwise.tasks import load_task
+from partwise.types import UserError
 
 SHAPE = {"sentences": 6, "num_words": 9, "num_buckets": 3, "length": 5, "embedding": 2, "units": 3}
 
@@ -60,10 +62,41 @@ def test_the_cases_of_the_language_model_fit_their_task():
     assert {case.task for case in cases} <= set(bench.GENERATED)
 
 
+SMALL = {
+    **{f"data.{name}": value for name, value in SHAPE.items()},
+    "data.num_clients": 20,
+    "algorithm": "fed_avg",
+    "cohort.size": 4,
+    "simulation.lanes": 1,
+    "simulation.rounds_per_call": 1,
+}
+
+
 def test_a_case_is_measured():
-    shape = {f"data.{name}": value for name, value in SHAPE.items()}
-    shape |= {"data.num_clients": 20, "algorithm": "fed_avg"}
-    changes = {**shape, "cohort.size": 4, "simulation.lanes": 1, "simulation.rounds_per_call": 1}
-    told = bench.measure(bench.Case("small", "next-word-planted", changes, rounds=2), None)
+    told = bench.measure(bench.Case("small", "next-word-planted", SMALL, rounds=2), None)
     assert (told["case"], told["lanes"], told["evaluated_clients"]) == ("small", 1, 2)
     assert all(told[name] > 0 for name in ("seconds_per_round", "ms_per_client_step", "weight_per_second"))
+
+
+def test_a_case_that_fails_leaves_the_others_as_they_are(monkeypatch, capsys):
+    cases = [
+        bench.Case("small", "next-word-planted", SMALL, rounds=2),
+        bench.Case("too fast", "next-word-planted", SMALL | {"update.rate": 1e30}, rounds=2),
+        bench.Case("small again", "next-word-planted", SMALL, rounds=2),
+    ]
+    monkeypatch.setitem(bench.BENCHMARKS, "three", bench.Benchmark("", lambda quick: cases))
+    monkeypatch.setattr(bench, "_alone", lambda function, *arguments: function(*arguments))
+    heard = []
+    result = bench.bench("three", told=heard.append)
+    assert ["error" in line for line in result["results"]] == [False, True, False]
+    assert "no longer finite" in result["results"][1]["error"]
+    assert [text.split(":")[0] for text in heard] == [
+        "three, case 1 of 3, small",
+        "three, case 2 of 3, too fast",
+        "three, case 3 of 3, small again",
+    ]
+    bench.show_table(Console(width=80), result)
+    assert "too fast failed: the server's parameters are no longer finite" in capsys.readouterr().out
+    cases.pop(0)
+    with pytest.raises(UserError, match="no longer finite"):
+        bench.bench("three")

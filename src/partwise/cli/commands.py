@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,8 @@ def bench(options: Options) -> Result:
     if options.name is None:
         names = {name: entry.summary for name, entry in benchmarks.BENCHMARKS.items()}
         return _listing(options, "benchmark", names)
-    result = benchmarks.bench(options.name, data=options.data, quick=options.quick)
+    told = (lambda text: None) if options.json else partial(show.say, where=show.err)
+    result = benchmarks.bench(options.name, data=options.data, quick=options.quick, told=told)
     if not options.json:
         benchmarks.show_table(show.out, result)
     return result

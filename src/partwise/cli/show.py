@@ -13,9 +13,9 @@ err = Console(stderr=True)
 out = Console()
 
 
-def say(text: str) -> None:
+def say(text: str, where: Console = out) -> None:
     """A sentence, as it is."""
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    where.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def listing(kind: str, entries: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from partwise.types import unknown
+from partwise.types import UserError, unknown
 
 GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
 
@@ -38,16 +38,38 @@ class Benchmark(NamedTuple):
     cases: Callable[[bool], list[Case]]
 
 
-def bench(name: str, data: str | None = None, quick: bool = False) -> dict[str, Any]:
-    """Measure every case of a benchmark."""
+def bench(
+    name: str,
+    data: str | None = None,
+    quick: bool = False,
+    told: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure every case of a benchmark; `told` hears of each. Where one fails after others were measured, its line
+    has the error and the rest go on."""
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
-    context = multiprocessing.get_context("spawn")
-    results = []
-    for case in BENCHMARKS[name].cases(quick):
-        with ProcessPoolExecutor(1, mp_context=context) as alone:
-            results.append(alone.submit(measure, case, data).result())
+    cases, results = _alone(_cases, name, quick), []
+    for number, case in enumerate(cases, 1):
+        try:
+            results.append(_alone(measure, case, data))
+            text = f"{1e3 * results[-1]['seconds_per_round']:.2f} ms a round"
+        except (UserError, RuntimeError) as error:  # such as out of memory
+            if number == 1:
+                raise
+            results.append({"case": case.name, "error": str(error)})
+            text = f"failed: {error}"
+        told(f"{name}, case {number} of {len(cases)}, {case.name.strip()}: {text}")
     return {"name": name, "results": results}
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Called in a process of its own, which has the accelerator's memory to itself."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(function, *arguments).result()
+
+
+def _cases(name: str, quick: bool) -> list[Case]:
+    return BENCHMARKS[name].cases(quick)
 
 
 def measure(case: Case, data: str | None) -> dict[str, Any]:
@@ -219,6 +241,9 @@ def _next_word(quick: bool) -> list[Case]:
         **size,
         "data.words": "input",
         "data.sentences": 64 if quick else 256,
+        **dict.fromkeys(
+            ("update.rate", "reconstruct.rate", "server.rate"), 1e-3
+        ),  # nothing grows in so few rounds
         "simulation.rounds_per_call": 1,
     }
     lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
@@ -264,13 +289,14 @@ COLUMNS = (
 
 
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
-    """A line a case."""
+    """A line a case, and below why one has none."""
     table = Table(
         "case", title=result["name"], box=box.SIMPLE_HEAD, padding=0
     )  # eight columns in 80 characters
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    for line in result["results"]:
+    measured = [line for line in result["results"] if "error" not in line]
+    for line in measured:
         table.add_row(
             line["case"],
             f"{1e3 * line['seconds_per_round']:.2f}",
@@ -285,4 +311,7 @@ def show_table(console: Console, result: Mapping[str, Any]) -> None:
     console.print(
         "A step is one client's; a second: examples or tokens that are trained on.", highlight=False
     )
-    console.print(result["results"][0]["device"] if result["results"] else "", highlight=False)
+    for line in result["results"]:
+        if "error" in line:
+            console.print(f"{line['case'].strip()} failed: {line['error']}", highlight=False, markup=False)
+    console.print(measured[0]["device"] if measured else "", highlight=False)
