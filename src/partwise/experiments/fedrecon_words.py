@@ -68,7 +68,7 @@ def _row(desk: Desk, training: Training, row: Row, number: int) -> dict[str, Any
 def _draw_table(
     path: Path, rows: Sequence[Mapping[str, Any]], vocabularies: Sequence[int], quick: bool
 ) -> None:
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 3.9), layout="constrained")
     panels = figure.subplots(1, len(vocabularies), sharey=True)
     for axes, vocabulary in zip(panels, vocabularies, strict=True):
         mark = f"{vocabulary:,} words: "
@@ -84,7 +84,8 @@ def _draw_table(
         )
         axes.set(title=f"{vocabulary:,} words", xlabel="accuracy %")
         axes.set_yticks(places, names, fontsize=7)
-    panels[-1].legend(frameon=False, fontsize=7)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8)
     save_picture(path, figure, quick)
 
 
@@ -100,8 +101,11 @@ def figure2(
             done = desk.learn(training, vocabulary)
             cohort = desk.config(desk.task(vocabulary, training.buckets), training).cohort.size
             sent = [done.sent(training.sends_all) * cohort * number for number in done.rounds]
-            for name, curve in done.curves.items():
-                axes.plot(sent, 100 * np.array(curve), label=name, linewidth=1.2)
+            for place, (name, curve) in enumerate(done.curves.items()):
+                style = (
+                    {"linewidth": 1.2} if place else {"linewidth": 3.5, "alpha": 0.4}
+                )  # one may hide another
+                axes.plot(sent, 100 * np.array(curve), label=name, **style)
                 rows.append(
                     _point(f"{vocabulary:,} words: {name}", "accuracy %", 100 * curve[-1], sent, curve)
                 )
@@ -179,9 +183,10 @@ def figure6(
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
     axes, rows = figure.subplots(), []
     known = {1: TRAININGS[1], BUCKETS: RECON}
+    numbers = (1, 2) if quick else NUMBERS_OF_BUCKETS
     for vocabulary in desk.vocabularies:
         line = []
-        for number in (1, 2) if quick else NUMBERS_OF_BUCKETS:
+        for number in numbers:
             name = f"FedRecon ({number} OOV)"
             training = known.get(number, Training(name, "fed_recon", number, (Row(name),)))
             values = desk.learn(training, vocabulary).percent(training.rows[0].name)
@@ -190,6 +195,8 @@ def figure6(
         x, y, spread = np.array(line).T
         axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=f"{vocabulary:,} words")
     axes.set(xlabel="buckets of words outside the vocabulary", ylabel="accuracy %", xscale="log")
+    axes.set_xticks(numbers, [str(number) for number in numbers], minor=False)
+    axes.set_xticks([], minor=True)
     axes.legend(frameon=False, fontsize=8)
     save_picture(out / "fedrecon-figure6.png", figure, quick)
     return {"rows": rows}
