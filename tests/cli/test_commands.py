@@ -119,11 +119,13 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
     told = {"task": "t", "algorithm": "a", "rounds": 3, "test": test, "best": {}, "not_finite": ["rmse"]}
     told |= {"broken": 4, "empty": 0, "dropped": 1, "too_small": 0, "lanes": 1, "device": "1 x cpu"}
     told |= dict.fromkeys(("bytes_down_per_client", "bytes_up_per_client", "seconds_per_round"), 1.0)
+    told |= {"fewer": {"num_words": (10_000, 812)}}
     show.summary(told | {"seconds_compile": 1.0, "seconds_total": 2.0}, "runs/x")
     text = capsys.readouterr().out
     assert "30 test clients (2 without examples to test on)" in text
     assert "Judged: unseen clients; their local part rebuilt, all else as trained;" in text
     assert "Left out over all rounds: 4 updates that were not finite, 1 clients that never reported." in text
+    assert "The data have fewer than asked for: num_words = 812, not 10,000." in text
     assert "rmse of the test clients is not a finite number" in text
 
 

@@ -44,6 +44,22 @@ def test_settings_of_evaluation_without_effect_are_refused(liked, liked_folder):
         prepared(seen, "fed_avg", evaluation__local="kept")
 
 
+@pytest.mark.parametrize(
+    "algorithm", ["fed_avg", "fed_yogi", "fed_sub_avg", "fed_prox", "scaffold", "central"]
+)
+def test_a_choice_of_keys_without_effect_is_refused(algorithm):
+    """The task's own choice is for fed_select; who asks for another is told."""
+    task = load_task("tags-planted", num_clients=20, num_words=200)
+    assert task.defaults["select.word"] == "top:1000"
+    prepared(task, algorithm)
+    with pytest.raises(
+        UserError, match=rf"select\.word = top:5 chooses keys, and clients of {algorithm} have all"
+    ):
+        prepared(task, algorithm, select__word="top:5")
+    with pytest.raises(UserError, match=r"select\.wrod = own chooses keys"):
+        prepared(task, algorithm, select__wrod="own")
+
+
 KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")
 OTHERS = ("fed_recon", "central", *KEEPING)  # for unseen clients, of one client, with something local
 

@@ -11,7 +11,8 @@ import pytest
 from partwise.algorithms.base import init_params
 from partwise.checkpoint import load_arrays
 from partwise.cli import main
-from partwise.config.algorithms import judged_setting, prepare, settings_for
+from partwise.config.algorithms import prepare, settings_for
+from partwise.config.evaluation import judged_setting
 from partwise.config.parts import make_fine_tune, rates_of
 from partwise.config.settings import Config
 from partwise.experiments.run import evaluate_run, make_evaluator, train

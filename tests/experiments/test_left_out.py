@@ -12,7 +12,7 @@ from partwise.experiments.run import train
 from partwise.experiments.summary import not_finite
 from partwise.model.partition import local, partition
 from partwise.model.spec import Model
-from partwise.tasks import Setting, Task
+from partwise.tasks import Setting, Task, load_task
 from partwise.types import UserError
 
 SMALL = {
@@ -76,7 +76,17 @@ def test_what_was_left_out_is_in_the_summary():
     }
     summary = train("planted", changes=SMALL | {"cohort.over_selection": 2, "cohort.dropout": 0.5}).summary
     assert summary["dropped"] > 0
-    assert (summary["broken"], summary["not_finite"]) == (0, [])
+    assert (summary["broken"], summary["not_finite"], summary["fewer"]) == (0, [], {})
+
+
+def test_fewer_than_asked_for_is_in_the_summary():
+    """As of a vocabulary that is larger than the data."""
+    task = load_task(
+        "planted", **{key.removeprefix("data."): n for key, n in SMALL.items() if "data." in key}
+    )
+    asked = task._replace(loaded={**task.loaded, "num_items": 30})
+    settings = {key: value for key, value in SMALL.items() if "data." not in key}
+    assert train(asked, changes=settings).summary["fewer"] == {"num_items": (30, 20)}
 
 
 def speak(client, sentences):

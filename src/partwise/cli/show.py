@@ -102,6 +102,8 @@ def _left_out(told: Mapping[str, Any]) -> None:
     words = tell_left_out({reason: told[reason] for reason in LEFT_OUT})
     if words:
         say(f"Left out over all rounds: {words}.")
+    for name, (asked, there) in told["fewer"].items():
+        say(f"The data have fewer than asked for: {name} = {there:,}, not {asked:,}.")
 
 
 def _clients(test: Mapping[str, Any]) -> str:

@@ -13,22 +13,26 @@ from partwise.algorithms.base import Algorithm, Build
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import fed_per
 from partwise.algorithms.fed_prox import fed_prox
-from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import historical, scaffold
 from partwise.client import reconstruct
 from partwise.client.state import Client
+from partwise.config.evaluation import (
+    averaged_evaluation,
+    check_judged,
+    check_rebuilt,
+    evaluation_build,
+    recon_build,
+    stateful,
+)
 from partwise.config.parts import (
     make_aggregator,
     make_choices,
     make_client_optimizer,
-    make_evaluation_split,
-    make_fine_tune,
     make_reconstruct,
     make_recruiting,
     make_schedule,
     make_server_optimizer,
-    make_split,
     make_update,
     one_of,
     rates_of,
@@ -41,7 +45,6 @@ from partwise.tasks.base import Setting, Task, defaults_for
 from partwise.types import UserError
 
 GROUP = "partwise.algorithms"  # of entry points
-LOCAL = ("rebuilt", "tuned", "trained")  # values of evaluation.local
 
 
 class Prepared(NamedTuple):
@@ -66,23 +69,26 @@ def _prepare_fed_recon(task: Task, config: Config) -> Prepared:
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
             f"none: use fed_avg, fed_per or central, or a task of unseen clients"
         )
-    _check_rebuilt(config)
+    check_rebuilt(config)
     store = task.train.select(task.personal.columns)
-    build = _recon_build(task.personal, config, store)
+    build = recon_build(task.personal, config, store)
     return Prepared(build, rates_of(config), store, make_recruiting(config), build, task.personal)
 
 
-def _check_rebuilt(config: Config) -> None:
-    one_of("evaluation.local", config.evaluation.local, LOCAL)
-    if config.evaluation.local != "rebuilt":
-        raise UserError(
-            f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
-            f"with {config.algorithm} it trains none: use rebuilt, or fed_avg and its kin"
-        )
-
-
 def _prepare_fed_avg(task: Task, config: Config) -> Prepared:
-    return _prepare_averaging(task, dataclasses.replace(config, select={}), fed_avg)
+    return _prepare_averaging(task, _unselected(task, config), fed_avg)
+
+
+def _unselected(task: Task, config: Config) -> Config:
+    """Without the task's choice of keys, of an algorithm whose clients have all that could matter to them."""
+    usual = settings_for(task.defaults, config.algorithm)
+    for space, text in config.select.items():
+        if text != usual.get(f"select.{space}"):
+            raise UserError(
+                f"select.{space} = {text} chooses keys, and clients of {config.algorithm} have all that could "
+                f"matter to them: leave it out, or use fed_select"
+            )
+    return dataclasses.replace(config, select={})
 
 
 def _prepare_fed_select(task: Task, config: Config) -> Prepared:
@@ -98,18 +104,18 @@ def _prepare_stateful(
     task: Task, config: Config, make_build: Callable[[Setting, ClientStore], Build]
 ) -> Prepared:
     """An algorithm whose parameters are all the server's."""
-    setting = _stateful(task)
+    setting = stateful(task)
     store = task.train.select(setting.columns)
     build = make_build(setting, store)
     return Prepared(
-        build, rates_of(config), store, make_recruiting(config), *_evaluation(task, config, build)
+        build, rates_of(config), store, make_recruiting(config), *averaged_evaluation(task, config, build)
     )
 
 
 def _prepare_fed_prox(task: Task, config: Config) -> Prepared:
     """FedAvg whose clients are held to what they received, by update.proximal."""
     one_of("update.method", config.update.method, ("steps",))
-    bare = dataclasses.replace(config, select={})
+    bare = _unselected(task, config)
 
     def make_build(setting: Setting, store: ClientStore) -> Build:
         aggregator = make_aggregator(setting, bare, store)
@@ -130,8 +136,9 @@ def _prepare_fed_prox(task: Task, config: Config) -> Prepared:
 def _prepare_scaffold(task: Task, config: Config) -> Prepared:
     """Control variates: those of the clients, which are plain SGD, or of the server alone."""
     one_of("scaffold.control", config.scaffold.control, ("clients", "server"))
+    config = _unselected(task, config)
     if config.scaffold.control == "server":
-        return _prepare_averaging(task, dataclasses.replace(config, select={}), _historical(config, task))
+        return _prepare_averaging(task, config, _historical(config, task))
     one_of("update.method", config.update.method, ("steps",))
     one_of("update.optimizer", config.update.optimizer, ("sgd",))
     one_of("server.mean", config.server.mean, ("cohort",))
@@ -182,8 +189,8 @@ def _prepare_keeping(
 ) -> Prepared:
     """An algorithm whose clients keep their local part. Seen clients are judged with it; unseen ones, who have
     none, rebuild theirs: RECONEVAL."""
-    _check_rebuilt(config)
-    _check_judged(task, config)
+    check_rebuilt(config)
+    check_judged(task, config)
     setting = task.personal
     if not setting.partition.local_paths:
         raise UserError(
@@ -216,100 +223,15 @@ def _historical(config: Config, task: Task) -> Callable[..., Algorithm]:
 def _prepare_central(task: Task, config: Config) -> Prepared:
     """All examples in one place, as plain SGD: a round is an epoch, or update.max_steps batches of examples drawn
     from all (FedSubAvg's CentralSGD, with a batch of what its cohort's would be together)."""
-    setting, part = _stateful(task), config.update
-    whole = config.changed(
-        {
-            "server.optimizer": "sgd",
-            "server.rate": 1.0,
-            "server.settings": {},
-            "server.mean": "cohort",
-            "select": {},
-        }
+    setting, part = stateful(task), config.update
+    whole = _unselected(task, config).changed(
+        {"server.optimizer": "sgd", "server.rate": 1.0, "server.settings": {}, "server.mean": "cohort"}
     )
     build = _averaging_build(setting, whole, fed_avg)
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
     if part.max_steps is not None:
         pooled = pooled.pool(part.max_steps * part.batch_size)
-    return Prepared(build, rates_of(whole), pooled, Recruiting(1), *_evaluation(task, config, build))
-
-
-def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
-    """What a client that has the trained model does with it, and its rates; `setting` is a `judged_setting`."""
-    changes: dict[str, Any] = {"update.proximal": 0.0}
-    if config.evaluation.local == "trained":
-        changes["reconstruct.method"] = "skip"
-    return _recon_build(setting, config.changed(changes)), rates_of(config)
-
-
-def judged_setting(setting: Setting, config: Config) -> Setting:
-    """The setting in which clients are judged: a local part that the server trained begins as it is there."""
-    one_of("evaluation.local", config.evaluation.local, LOCAL)
-    if config.evaluation.local == "rebuilt":
-        return setting
-    begun = lambda role: dataclasses.replace(role, initial="learned") if role.kind == "local" else role
-    roles = {path: begun(role) for path, role in setting.partition.roles.items()}
-    return setting._replace(partition=dataclasses.replace(setting.partition, roles=roles))
-
-
-def _evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
-    """Seen users have rows on the server: standard evaluation. Unseen ones rebuild their own: RECONEVAL."""
-    _check_judged(task, config)
-    if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
-        return build, _stateful(task)
-    setting = judged_setting(task.personal, config)
-    return evaluation_build(setting, config)[0], setting
-
-
-def _check_judged(task: Task, config: Config) -> None:
-    """Raise where a setting of evaluation would be without effect."""
-    local, steps = config.evaluation.local, config.fine_tune.max_steps
-    one_of("evaluation.local", local, LOCAL)
-    if task.seen and steps != 0:
-        raise UserError(
-            f"fine_tune.max_steps = {'none' if steps is None else steps} tunes on the support set of an unseen "
-            f"client, and task '{task.name}' judges seen ones, as they were trained: leave it at 0, or use a "
-            f"task of unseen clients"
-        )
-    if local != "rebuilt" and (task.seen or not task.personal.partition.local_paths):
-        has = "has seen ones alone" if task.seen else "has no local part"
-        raise UserError(
-            f"evaluation.local = {local} says with which local part an unseen client is judged, and task "
-            f"'{task.name}' {has}: leave it at rebuilt, or use another task"
-        )
-
-
-def _stateful(task: Task) -> Setting:
-    if task.stateful is None:
-        raise UserError(
-            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "
-            f"(or, for a table of ratings, an order other than 'as is')"
-        )
-    return task.stateful
-
-
-def _recon_build(setting: Setting, config: Config, store: ClientStore | None = None) -> Build:
-    part, here = config.reconstruct, make_split(config.split)
-    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
-    choose = make_choices(setting, config)
-    aggregator = make_aggregator(setting, config, store)
-
-    def build(rates: Mapping[str, Any]):
-        return fed_recon(
-            setting.model,
-            setting.partition,
-            split=here,
-            reconstruct=make_reconstruct(config, rates),
-            update=make_update(config, rates),
-            optimizer=make_server_optimizer(config, rates),
-            aggregator=aggregator,
-            choose=choose,
-            passes=config.update.passes,
-            evaluation_split=make_evaluation_split(config),
-            check=reconstruct.check_solvable if part.method == "solve" else None,
-            fine_tune=make_fine_tune(config, rates),
-        )
-
-    return build
+    return Prepared(build, rates_of(whole), pooled, Recruiting(1), *averaged_evaluation(task, config, build))
 
 
 def _averaging_build(

@@ -14,7 +14,7 @@ import numpy as np
 
 from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
-from partwise.config.algorithms import evaluation_build, judged_setting
+from partwise.config.evaluation import evaluation_build, judged_setting
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table

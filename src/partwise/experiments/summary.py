@@ -35,6 +35,7 @@ def summarize_run(
         "not_finite": not_finite(test),
         "best": dict(task.best),
         **left_out(records),
+        "fewer": _fewer(task),
         "serving": config.serving.way,
         "bytes_down_per_client": sum(record["bytes_down"] for record in records) / clients,
         "bytes_up_per_client": sum(record["bytes_up"] for record in records) / clients,
@@ -44,6 +45,16 @@ def summarize_run(
             "python": platform.python_version(),
             **{name: metadata.version(name) for name in ("partwise", "jax", "optax", "numpy")},
         },
+    }
+
+
+def _fewer(task: Task) -> dict[str, tuple[int, int]]:
+    """Options of which the data had less than was asked for, such as words: asked, there."""
+    pairs = {name: (task.loaded.get(name), there) for name, there in task.options.items()}
+    return {
+        name: (asked, there)
+        for name, (asked, there) in pairs.items()
+        if isinstance(asked, int) and isinstance(there, int) and there < asked
     }
 
 
