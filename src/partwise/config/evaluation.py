@@ -75,6 +75,7 @@ def check_judged(task: Task, config: Config) -> None:
 
 
 def stateful(task: Task) -> Setting:
+    """The setting in which all parameters are the server's."""
     if task.stateful is None:
         raise UserError(
             f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "
@@ -84,6 +85,7 @@ def stateful(task: Task) -> Setting:
 
 
 def check_rebuilt(config: Config) -> None:
+    """Raise where clients are to be judged with a local part that nobody trained."""
     one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local != "rebuilt":
         raise UserError(
@@ -93,6 +95,7 @@ def check_rebuilt(config: Config) -> None:
 
 
 def recon_build(setting: Setting, config: Config, store: ClientStore | None = None) -> Build:
+    """FedRecon, in which all evaluation of unseen clients consists."""
     part, here = config.reconstruct, make_split(config.split)
     make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
     choose = make_choices(setting, config)

@@ -241,9 +241,7 @@ def _next_word(quick: bool) -> list[Case]:
         **size,
         "data.words": "input",
         "data.sentences": 64 if quick else 256,
-        **dict.fromkeys(
-            ("update.rate", "reconstruct.rate", "server.rate"), 1e-3
-        ),  # nothing grows in so few rounds
+        **dict.fromkeys(("update.rate", "reconstruct.rate", "server.rate"), 1e-3),  # nothing diverges
         "simulation.rounds_per_call": 1,
     }
     lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
