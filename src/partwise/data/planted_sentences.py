@@ -25,11 +25,11 @@ OWN = 0.3  # chance that a word drawn anew is one of the client's own
 
 
 def planted_sentences(
-    num_clients: int = 1000,
-    sentences: int = 64,
-    num_words: int = 1000,
-    num_buckets: int = 100,
-    length: int = 20,
+    num_clients: int = 300,
+    sentences: int = 32,
+    num_words: int = 100,
+    num_buckets: int = 20,
+    length: int = 10,
     seed: int = 0,
 ) -> ClientStore:
     """A store with the column `tokens` [N, length + 1] as `data.sentences` makes it, all sentences full."""

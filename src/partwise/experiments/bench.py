@@ -229,7 +229,7 @@ def _next_word(quick: bool) -> list[Case]:
     shape = (
         {"data.num_words": 1000, "data.embedding": 32, "data.units": 64}
         if small
-        else {"data.num_words": 10_000}
+        else {"data.num_words": 10_000, "data.embedding": 96, "data.units": 670}
     )
     size = (
         {"data.num_clients": 40, "cohort.size": 16}
@@ -240,6 +240,8 @@ def _next_word(quick: bool) -> list[Case]:
         **shape,
         **size,
         "data.words": "input",
+        "data.num_buckets": 100,
+        "data.length": 20,
         "data.sentences": 64 if quick else 256,
         **dict.fromkeys(("update.rate", "reconstruct.rate", "server.rate"), 1e-3),  # nothing diverges
         "simulation.rounds_per_call": 1,
