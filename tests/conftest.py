@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from partwise.model.partition import Partition  # noqa: E402
 from partwise.model.spec import Metric, Model, squared_error  # noqa: E402
 from partwise.selection.keys import own_keys  # noqa: E402
 from partwise.selection.slices import Keys, receive  # noqa: E402
+from partwise.simulation import loop  # noqa: E402
 
 # The first example compiles, and machines may be busy: no property is about its time.
 settings.register_profile("partwise", deadline=None)
@@ -157,6 +159,29 @@ def liked_folder(tmp_path_factory):
     (path / "ratings.dat").write_text("".join(ratings))
     (path / "users.dat").write_text("".join(users))
     return path
+
+
+@pytest.fixture(scope="session")
+def recorded_cohorts():
+    """A context in which the clients of every round are written down, a list for each training."""
+
+    @contextmanager
+    def recorded():
+        drawn = []
+
+        def recruit(recruiting, counts, seed, round_number):
+            cohort = original(recruiting, counts, seed, round_number)
+            if round_number == 0:
+                drawn.append([])
+            drawn[-1].append((seed, cohort.clients.tolist()))
+            return cohort
+
+        original = loop.recruit
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "recruit", recruit)
+            yield drawn
+
+    return recorded
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,6 @@ from partwise.experiments.reproduce import reproduce
 from partwise.experiments.run import silent
 from partwise.experiments.summary import judged
 from partwise.experiments.sweep import RATES
-from partwise.simulation import loop
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
 SEEDS, USERS = 2, 30
@@ -69,20 +68,9 @@ def out(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def trainings():
+def trainings(recorded_cohorts):
     """The clients of every round, a list for each training."""
-    drawn = []
-
-    def recruit(recruiting, counts, seed, round_number):
-        cohort = original(recruiting, counts, seed, round_number)
-        if round_number == 0:
-            drawn.append([])
-        drawn[-1].append((seed, cohort.clients.tolist()))
-        return cohort
-
-    original = loop.recruit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "recruit", recruit)
+    with recorded_cohorts() as drawn:
         yield drawn
 
 

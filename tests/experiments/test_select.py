@@ -16,7 +16,6 @@ from partwise.data.writers import generate_writers
 from partwise.experiments import reproduce as papers
 from partwise.experiments import select, study
 from partwise.experiments.run import silent
-from partwise.simulation import loop
 from partwise.tasks import load_task
 
 TAGS = [f"tag{k}" for k in range(8)]
@@ -59,20 +58,10 @@ def mnist(tmp_path_factory):
 
 
 @pytest.fixture
-def trainings(monkeypatch):
+def trainings(recorded_cohorts):
     """The clients of every round, a list for each training."""
-    drawn = []
-
-    def recruit(recruiting, counts, seed, round_number):
-        cohort = original(recruiting, counts, seed, round_number)
-        if round_number == 0:
-            drawn.append([])
-        drawn[-1].append((seed, cohort.clients.tolist()))
-        return cohort
-
-    original = loop.recruit
-    monkeypatch.setattr(loop, "recruit", recruit)
-    return drawn
+    with recorded_cohorts() as drawn:
+        yield drawn
 
 
 def check(name, data, out, trainings, rows):

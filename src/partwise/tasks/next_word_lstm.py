@@ -270,7 +270,7 @@ def load_generated(
     seed: Annotated[int, "of what is generated, and of the cut into parts"] = 0,
 ) -> Task:
     """Sentences in which words of a client's own decide what follows (see data.planted_sentences); by default a
-    language and a model that are learned in minutes on a CPU."""
+    language and a model that are learned in seconds on a CPU."""
     store = planted_sentences(num_clients, sentences, num_words, num_buckets, length, seed)
     stores = holdout.by_client(store, (0.8, 0.1, 0.1), seed=seed)
     model = {"words": words, "embedding": embedding, "units": units, "precision": precision}
