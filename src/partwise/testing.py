@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise import tree
-from partwise.aggregation.mean import Aggregator
+from partwise.aggregation.mean import Aggregator, weight_of
 from partwise.aggregation.total import Report, add_report, zero_total
 from partwise.algorithms.base import Build
 from partwise.data.cohort import Recruiting
@@ -70,7 +70,7 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
     def decode(order: list[int]) -> Mapping[str, jax.Array]:
         total = zero_total(_all_shared(), {"x": jnp.zeros(3)}, ("x",))
         for i in order:
-            total = add_report(_all_shared(), total, reports[i], aggregator.weigh(reports[i]), {})
+            total = add_report(_all_shared(), total, reports[i], weight_of(aggregator, reports[i]), {})
         return aggregator.decode(_all_shared(), total, aggregator.init(_all_shared()))[0]
 
     _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.aggregation.mean import mean, uniform
+from partwise.aggregation.mean import mean, uniform, weight_of
 from partwise.aggregation.total import Report, add_report, zero_total
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
@@ -36,7 +36,7 @@ REPORTS = [
 def total_of(parts, aggregator, reports):
     total = zero_total(parts, START, ("table", "bias"), aggregator.held)
     for each, rows in reports:
-        total = add_report(parts, total, each, aggregator.weigh(each), rows)
+        total = add_report(parts, total, each, weight_of(aggregator, each), rows)
     return total
 
 
@@ -84,3 +84,11 @@ def test_nobody_means_no_update(parts, aggregator):
     assert total.clients == 0
     for path, update in aggregator.decode(parts, total, {})[0].items():
         np.testing.assert_array_equal(update, np.zeros_like(START[path]))
+
+
+def test_who_has_nothing_to_report_never_counts_whatever_an_aggregator_says(parts):
+    """An empty lane is such a client: no aggregator has to think of it."""
+    careless = mean(lambda report: jnp.ones(()))
+    total = total_of(parts, careless, REPORTS)
+    assert (float(total.weight), float(total.clients)) == (2, 2)
+    np.testing.assert_allclose(careless.decode(parts, total, {})[0]["bias"], [15])

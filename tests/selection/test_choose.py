@@ -17,13 +17,13 @@ from partwise.types import UserError
 K = 40
 
 
-def asking(clients, seed=0, round_number=3, numbers=None, num_keys=K):
+def asking(clients, seed=0, round_number=3, numbers=None, num_keys=K, space="word"):
     """Clients as dicts of key -> uses."""
     counts = np.array([len(c) for c in clients], int)
     keys = np.array([k for c in clients for k in sorted(c)], np.int32)
     uses = np.array([c[k] for c in clients for k in sorted(c)], int)
-    numbers = np.arange(len(clients)) if numbers is None else np.asarray(numbers)
-    drawn = streams(seed, np.full(len(clients), round_number), numbers)
+    numbers = np.asarray(np.arange(len(clients)) if numbers is None else numbers, np.uint64)
+    drawn = streams(space, seed, np.full(len(clients), round_number), numbers)
     return Asking(OwnKeys(keys, offsets(counts), counts, uses), num_keys, numbers, *drawn)
 
 
@@ -106,7 +106,7 @@ def test_random_keys_are_uniform(num_keys):
 
 
 def test_device_classes_have_their_own_numbers_of_keys():
-    sizes, numbers = classes({10: 0.25, 3: 0.75}), np.arange(4000)
+    sizes, numbers = classes({10: 0.25, 3: 0.75}), np.arange(4000, dtype=np.uint64)
     assert set(sizes.of(numbers)) == {3, 10}
     assert abs((sizes.of(numbers) == 10).mean() - 0.25) < 0.03
     for name in ("top", "sample", "sample_top", "random", "same"):
@@ -154,3 +154,10 @@ def test_more_keys_than_there_are():
     with pytest.raises(UserError, match="cannot choose 41 of 40 keys"):
         parse_choice("same:41@0.1,4@0.9").most(3, K)
     assert choose.top(100).most(7, K) == 7
+
+
+@pytest.mark.parametrize("text", ["random:5", "same:5", "sample:3"])
+def test_key_spaces_of_one_size_draw_different_keys(text):
+    drawn = [parse_choice(text).choose(asking(CLIENTS, space=space)) for space in ("word", "unit")]
+    assert of(drawn[0], 3) != of(drawn[1], 3)
+    assert of(drawn[0], 3) == of(parse_choice(text).choose(asking(CLIENTS, space="word")), 3)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Model
-from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.keys import own_keys
 from partwise.types import UserError
 
 NUM_WORDS, NUM_ITEMS = 6, 9
@@ -79,18 +79,3 @@ def test_clients_without_examples_have_no_keys(parts, make_store):
     keys, positions = own_keys(make_store([0, 0], **columns), parts)
     assert keys["item"].counts.tolist() == [0, 0]
     assert positions["tokens"].shape == (0, 2)
-
-
-def test_client_numbers_of_whole_numbers_are_the_numbers():
-    numbers = client_numbers(np.array([0, 7, -1, 2**32 + 5]))
-    assert numbers.dtype == np.uint32
-    assert numbers.tolist() == [0, 7, 2**32 - 1, 5]
-
-
-def test_client_numbers_of_names_are_the_same_everywhere():
-    names = np.array(["anna", "bert", "longer name"])
-    numbers = client_numbers(names)
-    assert numbers.dtype == np.uint32
-    assert numbers[0] == 0x215CBEB7  # CRC-32
-    np.testing.assert_array_equal(client_numbers(names[::-1])[::-1], numbers)
-    assert client_numbers(names.astype("U40")).tolist() == numbers.tolist()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from partwise import server
+from partwise.aggregation.mean import mean
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
@@ -17,6 +19,7 @@ from partwise.simulation import loop
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks.matrix_factorization import matrix_factorization
+from partwise.testing import check_algorithm
 
 NUM_ITEMS, DIM, ROUNDS = 40, 3, 3
 COUNTS = [12, 0, 13, 1, 11, 16, 12, 14, 11]  # sizes that share programs of the plain loop
@@ -236,3 +239,24 @@ def test_a_rehearsal_leaves_no_trace(builds, store, one_device):
     assert simulation.round == 0
     assert_same(finish(simulation)[0], one_device["steps"], tolerance=0)
     assert compiled(simulation) == 1
+
+
+def test_an_aggregator_that_ignores_padding_counts_no_empty_lane(biased_model, make_ratings):
+    """Five clients in lanes of four: three lanes are empty."""
+    model, store = biased_model(8, 3), make_ratings([4, 6, 2, 5, 3], 8)
+    parts = partition(model, {"user": local(), "item/*": keyed("item")})
+
+    def build(rates):
+        return fed_recon(
+            model,
+            parts,
+            split=split.none(),
+            reconstruct=reconstruct.skip(),
+            update=update.by_steps(Schedule(4), rates["update"]),
+            optimizer=server.sgd(rates["server"]),
+            aggregator=mean(lambda report: jnp.ones(())),
+        )
+
+    check_algorithm(build, {"update": 0.1, "server": 1.0}, store, lanes=(4,))
+    [[record]] = Simulation(build, {"update": 0.1, "server": 1.0}, store, Recruiting(5), lanes=4).run(1)
+    assert record.clients == 5

@@ -17,7 +17,7 @@ Carried = Mapping[str, Mapping[str, Any]]
 
 
 class Aggregator(NamedTuple):
-    """weigh:  report -> weight of the client (0: it does not take part)
+    """weigh:  report -> weight of the client (0: it does not take part); see `weight_of`
     decode: (partition, total, what it carries) -> (mean update, what it carries on)
     held:   the key spaces whose holders the total must sum, for `decode`
     init:   partition -> what it carries at the start
@@ -29,14 +29,20 @@ class Aggregator(NamedTuple):
     init: Callable[[Partition], Carried] = lambda partition: {}
 
 
+def weight_of(aggregator: Aggregator, report: Report) -> jax.Array:
+    """What a client weighs. Who has no query example, an empty lane among them, never takes part, whatever the
+    aggregator says."""
+    return jnp.where(report.weight > 0, aggregator.weigh(report), 0)
+
+
 def by_examples(report: Report) -> jax.Array:
     """n_i, the weight of the query set (FedRecon, Algorithm 1; patent claim 11)."""
     return report.weight
 
 
 def uniform(report: Report) -> jax.Array:
-    """Every client that has query examples counts the same (appendix B: weights "can be omitted")."""
-    return (report.weight > 0).astype(jnp.float32)
+    """Every client counts the same (appendix B: weights "can be omitted")."""
+    return jnp.ones(())
 
 
 def mean(

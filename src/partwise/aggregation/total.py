@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from partwise import tree
 from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.model.partition import Partition
 
@@ -43,7 +44,7 @@ def zero_total(
 ) -> Total:
     """Nobody has reported yet. `held` are the key spaces in which holders are to be summed."""
     zero = jnp.zeros(())
-    update = {path: jnp.zeros_like(server[path]) for path in trainable}
+    update = {path: jnp.zeros(server[path].shape, tree.wide(server[path])) for path in trainable}
     rows = {space: jnp.zeros(server[partition.spaces[space][0]].shape[0]) for space in held}
     return Total(update, rows, zero, zero, zero_sums())
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import jax
 import jax.numpy as jnp
 
 from partwise.aggregation.mean import Aggregator, mean
@@ -31,6 +30,7 @@ from partwise.client.state import Client, Progress, begin, local_values, total_w
 from partwise.client.update import Update
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server import Optimizer
 from partwise.types import UserError
@@ -60,7 +60,7 @@ def fed_per(
 
     def train(client: Client, start: Progress) -> Trained:
         if local is not None:
-            apart = client._replace(rng=jax.random.fold_in(client.rng, 1))  # randomness of its own
+            apart = client._replace(rng=child(client.rng, "local"))  # randomness of its own
             start = local(apart, start, everything)
         return update(client, start, everything)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import jax
-
 from partwise.aggregation.mean import Aggregator, mean
 from partwise.aggregation.total import Report
 from partwise.algorithms.base import Algorithm, change, choices
@@ -18,6 +16,7 @@ from partwise.client.update import Update
 from partwise.metrics import Measured, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server import Optimizer
 
@@ -79,4 +78,4 @@ def fed_recon(
 
 def _phase(client: Client, number: int) -> Client:
     """The client with randomness of its own for this phase of the round."""
-    return client._replace(rng=jax.random.fold_in(client.rng, number))
+    return client._replace(rng=child(client.rng, f"phase {number}"))

@@ -14,8 +14,9 @@ from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
 from partwise.experiments.resolve import resolve
 from partwise.model.partition import DEFAULT, Description
+from partwise.randomness import client_numbers
 from partwise.selection.choose import choose_all, mean_keys
-from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.keys import own_keys
 from partwise.tasks import algorithm_of, find_task
 
 SAMPLE = 1000  # clients whose keys are counted

@@ -16,8 +16,9 @@ from partwise.experiments.checks import check_cohort
 from partwise.experiments.resolve import resolve
 from partwise.model.partition import with_psi
 from partwise.model.psi import PSIS
+from partwise.randomness import client_numbers
 from partwise.selection.choose import Chosen, choose_all
-from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.keys import own_keys
 from partwise.selection.serving import (
     KEYS_SEEN_BY,
     WAYS,

@@ -4,8 +4,8 @@
 `random` (every client for itself) and `same` (one set a round for all, which a broadcast could do as well).
 *Mixed* is one choice for one key space and another for the next. `everything` is no selection at all.
 
-Runs on the host, vectorised over clients. What is random hangs on (seed, round, client), or with `same` on
-(seed, round), never on who else takes part.
+Runs on the host, vectorised over clients. What is random hangs on (seed, key space, round, client), or with
+`same` on (seed, key space, round), never on who else takes part.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from partwise.data.ragged import mix, offsets, owners, ranks
+from partwise.randomness import hash64
 from partwise.selection.classes import Classes, parse_classes
 from partwise.selection.keys import OwnKeys
 from partwise.types import UserError, unknown
@@ -28,7 +29,7 @@ class Asking(NamedTuple):
 
     own: OwnKeys
     num_keys: int
-    numbers: np.ndarray
+    numbers: np.ndarray  # uint64 [clients], see randomness.client_numbers
     stream: np.ndarray  # uint64 [clients]
     round_stream: np.ndarray  # uint64 [clients]
 
@@ -54,10 +55,11 @@ class Choice(NamedTuple):
     complete: bool = False
 
 
-def streams(seed: int, rounds: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(a client's own randomness in a round, the round's) as uint64, for `Asking`."""
-    of_round = mix(mix(np.array([seed % 2**64], np.uint64)) ^ np.asarray(rounds).astype(np.uint64))
-    return mix(of_round + numbers.astype(np.uint64)), np.broadcast_to(of_round, numbers.shape)
+def streams(space: str, seed: int, rounds: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(a client's own randomness in a round, the round's) as uint64, for `Asking`; every key space has its own."""
+    of_space = mix(mix(np.array([seed % 2**64], np.uint64)) ^ np.uint64(hash64(space)))
+    of_round = mix(of_space ^ np.asarray(rounds).astype(np.uint64))
+    return mix(of_round + numbers), np.broadcast_to(of_round, numbers.shape)
 
 
 def choose_all(
@@ -69,9 +71,11 @@ def choose_all(
     round_number: int = 0,
 ) -> dict[str, Chosen]:
     """What clients ask for in one round, by key space."""
-    drawn = streams(seed, np.full(len(numbers), round_number), numbers)
+    rounds = np.full(len(numbers), round_number)
     return {
-        space: choices[space].choose(Asking(own, num_keys[space], numbers, *drawn))
+        space: choices[space].choose(
+            Asking(own, num_keys[space], numbers, *streams(space, seed, rounds, numbers))
+        )
         for space, own in own_keys.items()
     }
 

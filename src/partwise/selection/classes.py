@@ -20,7 +20,7 @@ class Classes(NamedTuple):
     def of(self, numbers: np.ndarray) -> np.ndarray:
         """How many keys each client has, from its number."""
         edges = np.cumsum(self.shares) / sum(self.shares)
-        lot = mix(numbers.astype(np.uint64)) / 2.0**64
+        lot = mix(numbers) / 2.0**64
         at = np.searchsorted(edges, lot, side="right")
         return np.array(self.sizes)[np.minimum(at, len(self.sizes) - 1)]
 

@@ -5,7 +5,6 @@ Runs on the host, vectorised over the clients at hand: what a real client does f
 
 from __future__ import annotations
 
-import zlib
 from typing import NamedTuple
 
 import numpy as np
@@ -57,10 +56,3 @@ def _checked(store: ClientStore, partition: Partition, space: str, name: str) ->
     lowest = -1 if column.ndim > 1 else 0  # of several ids an example may leave some out
     check_keys(name, column, space, num_ids, lowest)
     return column.astype(np.int64)
-
-
-def client_numbers(client_ids: np.ndarray) -> np.ndarray:
-    """A whole number for every client id, the same wherever the client runs; its randomness hangs on it."""
-    if np.issubdtype(client_ids.dtype, np.integer):
-        return (client_ids.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)
-    return np.array([zlib.crc32(str(name).encode()) for name in client_ids], np.uint32)

@@ -17,15 +17,14 @@ from partwise.client.evaluate import BATCH
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
 from partwise.model.spec import Metric, Model, Pooled
+from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
-from partwise.simulation.loop import round_rng
 from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
 from partwise.simulation.round import lane_client, over_lanes
 from partwise.types import UserError
 
-EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
 LANES = 32
 CLIENTS_PER_CALL = 8192
 KEPT_BYTES = 1 << 28  # of all clients of a call together, at most

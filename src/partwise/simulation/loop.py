@@ -19,6 +19,7 @@ from partwise.algorithms.base import Algorithm, Build, init_server
 from partwise.data.cohort import Cohort, Recruiting, recruit
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, Sizes, check_way, sizes_of
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
@@ -27,7 +28,6 @@ from partwise.simulation.mesh import everywhere, make_mesh
 from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
 
-INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 STAGED_EXAMPLES = 1 << 22  # of all rounds of a call, where the population is not resident
 LANES = 8
@@ -293,11 +293,6 @@ class Simulation:
 
     def _room(self, name: str, size: int) -> int:
         return stage.grown(self._capacity, name, size)
-
-
-def round_rng(seed: int, round_number: int) -> jax.Array:
-    """The randomness of a round; a client folds its own number into it."""
-    return jax.random.fold_in(jax.random.key(seed), round_number)
 
 
 def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:

@@ -14,14 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise import server, tree
+from partwise.aggregation.mean import weight_of
 from partwise.aggregation.total import Total, add_report, zero_total
 from partwise.algorithms.base import Algorithm, Build, init_server, kept_shape
 from partwise.algorithms.device import Device, read_report, send
 from partwise.data.cohort import Recruiting, recruit
 from partwise.data.store import ClientStore
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Demand, check_way, serve, sizes_of
 from partwise.server import ServerState
-from partwise.simulation.loop import INIT_ROUND, Record, costs, diverged, round_rng
+from partwise.simulation.loop import Record, costs, diverged
 from partwise.types import UserError
 
 
@@ -72,7 +74,7 @@ def plain_round(
         if not tree.all_finite((report.update, report.weight)):
             broken.append(name)
             continue
-        weight = algorithm.aggregator.weigh(report)
+        weight = weight_of(algorithm.aggregator, report)
         empty += int(weight == 0)
         if keep and weight > 0:
             kept[position] = keep

@@ -17,12 +17,14 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partwise import server, tree
+from partwise.aggregation.mean import weight_of
 from partwise.aggregation.total import Report, Total, zero_total
 from partwise.algorithms.base import Algorithm, Build
 from partwise.client.batches import Examples
 from partwise.client.state import Client
 from partwise.metrics import Sums, add_sums
 from partwise.model.partition import Partition
+from partwise.randomness import client_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server import ServerState
@@ -74,7 +76,7 @@ def lane_client(
     """The client of one lane. Its randomness hangs on the round and on its own number, never on its place."""
     keys = lane_keys(choose, shelf, slot, capacities)
     examples = Examples(shelf.columns, shelf.positions, keys, slot.start, slot.count, longest)
-    own_rng = jax.random.fold_in(rng, slot.number)
+    own_rng = client_rng(rng, slot.number)
     return Client(algorithm.model, algorithm.partition, received, examples, own_rng, slot.kept)
 
 
@@ -171,7 +173,7 @@ def one_round(
 
     def lane(room: Mapping[str, int], slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
         report = algorithm.client(lane_client(algorithm, received, shelf, slot, longest, rng, room, choose))
-        weight = algorithm.aggregator.weigh(report)
+        weight = weight_of(algorithm.aggregator, report)
         # A division: XLA computes it once for both readers, the check and the sum; a product it would do twice.
         update = {path: change / (1 / weight) for path, change in report.update.items()}
         report = report._replace(update=update)

@@ -16,8 +16,9 @@ import numpy as np
 from partwise.data.ragged import offsets, owners, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
+from partwise.randomness import Words, client_numbers, words
 from partwise.selection.choose import Asking, Choice, Chosen, placed, streams
-from partwise.selection.keys import OwnKeys, client_numbers, own_keys
+from partwise.selection.keys import OwnKeys, own_keys
 from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serve
 
 Choices = Mapping[str, Choice]
@@ -38,7 +39,7 @@ class Slots(NamedTuple):
     """One entry per lane: which client of the shelf runs there. Padding is client -1, with no examples."""
 
     client: Any
-    number: Any  # uint32, for its randomness
+    number: Words  # for its randomness
     start: Any
     count: Any
     key_start: Mapping[str, Any]
@@ -181,7 +182,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
     slots[:, 1::2] = slots[:, 1::2, ::-1]  # there and back, so that no device always has the larger ones
     client = slots.transpose(0, 2, 1, 3)
     count = _at(population.store.counts, client, np.int32)
-    number = _at(population.numbers, client, np.uint32)
+    number = words(_at(population.numbers, client, np.uint64))
     start = _at(population.store.starts, client, np.int32)
     slots = Slots(client.astype(np.int32), number, start, count, {}, {}, {})
     return Plan(slots, count.max(axis=-1), {}, {})
@@ -202,6 +203,7 @@ def ask(
     starts, counts, place_starts, keys, places = {}, {}, {}, {}, {}
     missed = np.zeros(len(client), int)
     rounds = first + np.arange(len(client)).repeat(client[0].size)
+    numbers = _at(population.numbers, client, np.uint64).ravel()
     for space, own in population.own.items():
         if space in population.chosen:
             chosen = population.chosen[space]
@@ -212,8 +214,8 @@ def ask(
         held = _at(own.counts, client, int).ravel()
         rows = row_indices(_at(own.starts, client, int).ravel(), held)
         mine = OwnKeys(own.keys[rows], offsets(held), held, own.uses[rows])
-        drawn = streams(seed, rounds, plan.slots.number.ravel())
-        asking = Asking(mine, partition.num_keys(space), plan.slots.number.ravel(), *drawn)
+        drawn = streams(space, seed, rounds, numbers)
+        asking = Asking(mine, partition.num_keys(space), numbers, *drawn)
         chosen = choices[space].choose(asking)
         starts[space] = chosen.starts.reshape(client.shape).astype(np.int32)
         counts[space] = np.where(client >= 0, chosen.counts.reshape(client.shape), 0).astype(np.int32)

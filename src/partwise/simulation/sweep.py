@@ -18,8 +18,8 @@ from partwise.data.cohort import Recruiting, recruit
 from partwise.data.ragged import offsets
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.simulation import stage
-from partwise.simulation.loop import INIT_ROUND, round_rng
 from partwise.simulation.mesh import everywhere, make_mesh
 from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError

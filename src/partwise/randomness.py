@@ -1,0 +1,57 @@
+"""Every stream of randomness has a name: a seed's, a round's, a client's in that round, there one for each use.
+
+A client's stream hangs on its id, never on its place in a cohort. No two uses share a stream: with JAX's threefry
+`split(key)[i]` is `fold_in(key, i)`, so a key that is both split and folded gives the same numbers twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
+EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
+
+
+class Words(NamedTuple):
+    """64-bit numbers as two 32-bit words, which is what devices compute with."""
+
+    high: Any
+    low: Any
+
+
+def round_rng(seed: int, round_number: int) -> jax.Array:
+    """The randomness of a round; a client folds its own number into it."""
+    return jax.random.fold_in(jax.random.key(seed), round_number)
+
+
+def client_rng(rng: jax.Array, number: Words) -> jax.Array:
+    """A client's randomness in a round."""
+    return jax.random.fold_in(jax.random.fold_in(rng, number.high), number.low)
+
+
+def child(rng: jax.Array, use: str) -> jax.Array:
+    """The randomness of one use, which no other name has."""
+    return jax.random.fold_in(rng, zlib.crc32(use.encode()))
+
+
+def hash64(text: str) -> int:
+    """64 bits of BLAKE2b."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def client_numbers(client_ids: np.ndarray) -> np.ndarray:
+    """A number for every client id, uint64, the same wherever the client runs: its randomness hangs on it.
+
+    It is a hash of the id as text, so that it does not matter whether an id was read as a number or as text.
+    """
+    return np.array([hash64(str(name)) for name in np.asarray(client_ids).tolist()], np.uint64)
+
+
+def words(numbers: np.ndarray) -> Words:
+    """uint64 numbers as pairs of words."""
+    return Words((numbers >> np.uint64(32)).astype(np.uint32), numbers.astype(np.uint32))
