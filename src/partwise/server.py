@@ -115,11 +115,11 @@ def init_state(
 
 def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
     """One server round; nothing moves if nobody reported (`active` false)."""
-    gradients = {path: -update for path, update in mean.items()}
     moving = {path: state.params[path] for path in mean}
+    gradients = tree.like({path: -update for path, update in mean.items()}, moving)
     changes, new_state = optimizer.transform.update(gradients, state.optimizer, moving)
     moved = optax.apply_updates(moving, changes)
-    kept = tree.where(active, (moved, new_state), (moving, state.optimizer))
+    kept = tree.where(active, (moved, tree.like(new_state, state.optimizer)), (moving, state.optimizer))
     return ServerState({**state.params, **kept[0]}, kept[1], state.aggregator)
 
 

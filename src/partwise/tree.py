@@ -30,9 +30,20 @@ def num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
     return size * jnp.dtype(dtype).itemsize
 
 
+def wide(leaf: Any) -> Any:
+    """The type in which values like this leaf's are added up: at least 32 bits."""
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def like(tree: Params, other: Params) -> Params:
+    """The tree with every leaf in the type of the other's, as what a loop carries must be."""
+    return jax.tree_util.tree_map(lambda a, b: jnp.asarray(a, jnp.asarray(b).dtype), tree, other)
+
+
 def all_finite(tree: Params) -> jax.Array:
-    """Whether no leaf holds a NaN or an infinity: then its sum is finite too (and sums are quick)."""
-    sums = [jnp.sum(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+    """Whether no leaf holds a NaN or an infinity: then its sum is finite too (and sums are quick). Numbers of 16
+    bits are added up in 32, lest their sum be too large for them."""
+    sums = [jnp.sum(leaf, dtype=wide(leaf)) for leaf in map(jnp.asarray, jax.tree_util.tree_leaves(tree))]
     return jnp.all(jnp.isfinite(jnp.stack(sums))) if sums else jnp.asarray(True)
 
 

@@ -12,6 +12,7 @@ from partwise.client.batches import Schedule
 from partwise.client.split import alternate, everything
 from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
 from partwise.model.partition import keyed, local, partition
+from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
 NUM_ITEMS, DIM, PULL = 6, 3, 0.7
@@ -231,3 +232,21 @@ def test_closed_form_update_with_a_learned_default_is_refused(clients):
 def test_a_negative_pull_is_refused():
     with pytest.raises(UserError, match="must not be negative, not -1"):
         reconstruct.by_solving(-1)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("count", [0, 1, 4, 9, 60])
+def test_without_a_pull_there_is_no_step_where_examples_tell_nothing(make_ratings, make_client, scale, count):
+    """Fewer ratings than numbers in a vector: the shortest vector that explains them, on any scale; none: none."""
+    model = matrix_factorization(40, dim=20)
+    params = {
+        "user": jnp.zeros(20),
+        "item": scale * jax.random.normal(jax.random.key(1), (40, 20)),
+    }
+    parts = partition(model, {"user": local("zero"), "item": keyed("item")})
+    client = make_client(model, parts, params, make_ratings([count], 40, seed=2))
+    found = jax.jit(lambda p: reconstruct.by_solving(0.0)(client, p, everything))(begin(client)).local["user"]
+    columns = make_ratings([count], 40, seed=2).columns
+    rows, ratings = np.asarray(params["item"], np.float64)[columns["item"]], columns["rating"]
+    expected = np.linalg.pinv(rows, rcond=1e-2) @ ratings if count else np.zeros(20)
+    np.testing.assert_allclose(found, expected, atol=0.03 * max(np.abs(expected).max(), 1e-6))

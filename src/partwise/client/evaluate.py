@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from partwise.client.batches import Drawn, Schedule, over_batches
 from partwise.client.split import Subset
-from partwise.client.state import Client, Progress, local_values, read
+from partwise.client.state import Client, Progress, outputs_of, read
 from partwise.metrics import Measured, Pairs, Sums, zero_sums
 from partwise.model.spec import Batch, Metric, Model, Pooled
+from partwise.randomness import child
 
 BATCH = 16  # many clients have few examples, and a batch is computed whole
 
@@ -25,9 +26,7 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
 
     def body(i: jax.Array, drawn: Drawn, so_far: Measured) -> Measured:
         rows, need = read(client, progress, drawn)
-        server = {**client.received.frozen, **progress.shared, **rows}
-        params = client.partition.merge(server, local_values(client, progress))
-        outputs = model.predict(params, need.batch, client.rng)
+        outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
         return {
             name: _put(so_far[name], metric, outputs, need.batch, need.mask, i)
             if isinstance(metric, Pooled)
@@ -45,7 +44,7 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
 def _add(
     total: Sums | Pairs, metric: Metric, model: Model, outputs: jax.Array, batch: Batch, mask: jax.Array
 ) -> Sums:
-    masked = lambda each: jnp.sum(jnp.where(mask, each, 0))
+    masked = lambda each: jnp.sum(jnp.where(mask, each, 0), dtype=jnp.float32)
     value, weight = metric.values(outputs, batch), (metric.weight or model.weight)(batch)
     return Sums(total[0] + masked(value), total[1] + masked(weight))
 

@@ -30,6 +30,7 @@ from partwise.client.state import (
     with_deltas,
 )
 from partwise.metrics import Sums, add_sums, zero_sums
+from partwise.randomness import child
 from partwise.selection import slices
 
 Optimizer = float | jax.Array | optax.GradientTransformation
@@ -63,7 +64,7 @@ def fit(
     def step(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
         now, state, sums = carry
         rows, need = read(client, now, drawn)
-        rng = jax.random.fold_in(client.rng, i)
+        rng = jax.random.fold_in(child(client.rng, "step"), i)
 
         def objective(parts: dict) -> tuple[jax.Array, Sums]:
             here = put_parts(now, parts)
@@ -89,7 +90,7 @@ def _sgd(rate: float | jax.Array) -> _Move:
 
     def step(client, now, gradients, more, state, need, active, groups):
         change, pushed = jax.tree_util.tree_map(
-            lambda g: jnp.where(active, -rate * g, 0), (gradients, dict(more))
+            lambda g: jnp.where(active, -rate * g, 0).astype(g.dtype), (gradients, dict(more))
         )
         dense = tuple(group for group in groups if group != "keyed")
         moved: dict[str, Any] = jax.tree_util.tree_map(
@@ -137,6 +138,6 @@ def _optax(optimizer: optax.GradientTransformation) -> _Move:
             gradients = gradients | {"keyed": _add_rows(client, zeros, gradients["keyed"], need)}
         changes, new_state = optimizer.update(_with(gradients, more), state, values(client, now, groups))
         new = tree.where(active, optax.apply_updates(old, changes), old)
-        return put_parts(now, new), tree.where(active, new_state, state)
+        return put_parts(now, new), tree.where(active, tree.like(new_state, state), state)
 
     return _Move(lambda *given: optimizer.init(values(*given)), step)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from partwise import tree
 from partwise.client.batches import Drawn, Schedule, draw, over_batches
 from partwise.client.split import Subset, everything
 from partwise.client.state import (
@@ -30,10 +31,12 @@ from partwise.client.state import (
     read,
     with_deltas,
 )
+from partwise.randomness import child
 from partwise.types import UserError
 
 MOST_DENSE = 512  # parameters up to which H is built
 CG_STEPS = 50
+RIDGE = 1e-4  # of the mean eigenvalue: a thousand times what is lost to rounding
 
 
 def solve(
@@ -45,10 +48,10 @@ def solve(
     """
     if "keyed" in groups:
         progress = with_deltas(client, progress)
-    x0, rebuild = ravel_pytree(get_parts(progress, groups))
+    x0, rebuild = _raveled(progress, groups)
     if x0.size == 0:
         return progress
-    offset = x0 - ravel_pytree(get_parts(anchor(client, progress), groups))[0]
+    offset = x0 - _raveled(anchor(client, progress), groups)[0]
     schedule = Schedule(batch_size)
 
     def place(x: jax.Array) -> Progress:
@@ -66,7 +69,7 @@ def solve(
     if x0.size <= MOST_DENSE:
         zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
         g, H = summed(lambda f: (jax.grad(f)(x0), jax.hessian(f)(x0)), zero)
-        H = H + (2 * pull + 1e-6) * jnp.eye(x0.size, dtype=x0.dtype)
+        H = H + jnp.maximum(2 * pull, _ridge(H)) * jnp.eye(x0.size, dtype=x0.dtype)
         step = solve_positive(H, g + 2 * pull * offset)
     else:
         g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
@@ -75,6 +78,19 @@ def solve(
         )
         step, _ = jax.scipy.sparse.linalg.cg(product, g + 2 * pull * offset, tol=1e-7, maxiter=CG_STEPS)
     return place(x0 - step)
+
+
+def _raveled(progress: Progress, groups: tuple[Group, ...]) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+    """The groups as one vector, and the way back. Small numbers are solved for in 32 bits."""
+    x, rebuild = ravel_pytree(get_parts(progress, groups))
+    return x.astype(tree.wide(x)), lambda wide: rebuild(wide.astype(x.dtype))
+
+
+def _ridge(H: jax.Array) -> jax.Array:
+    """What makes H invertible in 32 bits: a small part of its own scale. Along a direction of which the examples
+    tell nothing (there are fewer of them than parameters, and no pull) there is then no step."""
+    scale = jnp.mean(jnp.diagonal(H))
+    return jnp.where(scale > 0, RIDGE * scale, 1.0)
 
 
 def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
@@ -95,20 +111,20 @@ def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 
 def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
     rows, need = read(client, progress, drawn)
-    return batch_loss(client, progress, rows, need.batch, need.mask, client.rng)[1].value
+    return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "solve"))[1].value
 
 
 def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...]) -> None:
     """Raise unless the loss of this client's first examples is quadratic in the groups."""
     if "keyed" in groups:
         progress = with_deltas(client, progress)
-    x0, rebuild = ravel_pytree(get_parts(progress, groups))
+    x0, rebuild = _raveled(progress, groups)
     drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
 
     def loss(x: jax.Array) -> jax.Array:
         return _total_loss(client, put_parts(progress, rebuild(x)), drawn)
 
-    v = jax.random.normal(client.rng, x0.shape)
+    v = jax.random.normal(child(client.rng, "check"), x0.shape)
     gradient = jax.grad(loss)  # no second derivative: a loss that has none must be told so, not fail
     change = gradient(x0 + v) - gradient(x0)
     linear = (gradient(x0 + 2 * v) - gradient(x0)) / 2

@@ -1,0 +1,80 @@
+"""Parameters of 16 bits: every procedure keeps their type, and sums are made in 32."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from partwise import server, tree
+from partwise.algorithms.fed_recon import fed_recon
+from partwise.client import reconstruct, split, update
+from partwise.client.batches import Schedule
+from partwise.data.cohort import Recruiting
+from partwise.model.partition import keyed, local, partition
+from partwise.simulation.evaluate import Evaluator
+from partwise.simulation.loop import Simulation
+from partwise.testing import check_algorithm
+
+pytestmark = pytest.mark.usefixtures("quick_programs")
+RATES = {"reconstruct": 0.1, "update": 0.1, "server": 0.5, "pull": 1.0}
+WAYS = {
+    "steps": lambda rates: reconstruct.by_steps(Schedule(4), rates["reconstruct"], 0.1),
+    "solve": lambda rates: reconstruct.by_solving(rates["pull"]),
+}
+
+
+def build_for(model, way, optimizer):
+    parts = partition(model, {"user": local("learned"), "item/*": keyed("item")})
+
+    def build(rates):
+        client = server.make_optimizer("adam", rates["update"]).transform if optimizer else rates["update"]
+        return fed_recon(
+            model,
+            parts,
+            split=split.alternate(2),
+            reconstruct=WAYS[way](rates),
+            update=update.by_steps(Schedule(4), client),
+            optimizer=server.make_optimizer(optimizer or "sgd", rates["server"]),
+        )
+
+    return build
+
+
+def narrow(model, dtype):
+    """The same model with all its parameters in a type."""
+    cast = lambda params: jax.tree_util.tree_map(lambda x: x.astype(dtype), params)
+    return model._replace(init=lambda rng: cast(model.init(rng)))
+
+
+@pytest.mark.parametrize(("way", "optimizer"), [("steps", None), ("solve", "adam")])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_training_in_16_bits_is_training_in_32_but_for_rounding(
+    biased_model, make_ratings, dtype, way, optimizer
+):
+    store = make_ratings([5, 9, 12, 3, 7], 12, seed=1)
+    rounded = []
+    for kind in (dtype, jnp.float32):
+        build = build_for(narrow(biased_model(12, 3), kind), way, optimizer)
+        simulation = Simulation(build, RATES, store, Recruiting(4), lanes=2)
+        records = [record for call in simulation.run(4) for record in call]
+        assert all(record.clients == 4 and not record.broken for record in records)
+        assert {leaf.dtype for leaf in simulation.state.params.values()} == {jnp.dtype(kind)}
+        found = Evaluator(build, RATES, store)(simulation.state.params)
+        rounded.append(({p: np.asarray(v, np.float32) for p, v in simulation.state.params.items()}, found))
+    for path, leaf in rounded[0][0].items():
+        np.testing.assert_allclose(leaf, rounded[1][0][path], atol=0.25)
+    assert rounded[0][1]["rmse"] == pytest.approx(rounded[1][1]["rmse"], rel=0.05)
+
+
+def test_plain_and_compiled_agree_in_16_bits(biased_model, make_ratings):
+    store = make_ratings([5, 9, 4], 12, seed=1)
+    build = build_for(narrow(biased_model(12, 3), jnp.float16), "steps", None)
+    check_algorithm(build, RATES, store, cohort=3, lanes=(2,), tol=2e-2)
+
+
+def test_many_numbers_of_16_bits_are_finite():
+    assert tree.all_finite({"x": jnp.ones(100_000, jnp.float16)})
+    assert not tree.all_finite({"x": jnp.ones(100_000, jnp.float16).at[7].set(jnp.inf)})
+    assert not tree.all_finite({"x": jnp.ones(10, jnp.bfloat16).at[7].set(jnp.nan)})
