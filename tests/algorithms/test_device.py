@@ -17,6 +17,7 @@ from partwise.client.batches import Schedule
 from partwise.client.evaluate import BATCH
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
+from partwise.randomness import child, client_numbers, client_rng, words
 
 NUM_ITEMS, DIM = 10, 3
 PLANTED = np.float32(1234.5677)
@@ -158,7 +159,8 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
     params = init_params(algorithm, jax.random.key(0))
     message = send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, store).keys, ROUND)
     sums = Device(algorithm).evaluate(message, store)
-    user = model.init(jax.random.fold_in(ROUND, int(store.client_ids[0])))["user"]
+    rng = client_rng(ROUND, words(client_numbers(store.client_ids)[0]))
+    user = model.init(child(rng, "init"))["user"]
     batch = {name: jnp.asarray(column) for name, column in store.columns.items()}
     outputs = model.predict(algorithm.partition.merge(params, {"user": user}), batch, None)
     assert sums["rmse"].weight == count

@@ -18,8 +18,9 @@ from partwise.client.batches import Schedule
 from partwise.data.cohort import Recruiting, recruit
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.spec import Metric, Model
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.simulation.evaluate import Evaluator
-from partwise.simulation.loop import INIT_ROUND, Simulation, round_rng
+from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.testing import check_algorithm

@@ -16,6 +16,7 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.client.state import begin
 from partwise.model.partition import keyed, local, partition
+from partwise.randomness import child, client_numbers, client_rng, words
 from partwise.simulation.plain import plain_round
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
@@ -69,8 +70,8 @@ def keyed_round(model, store):
 
 def first_user(model, store, position):
     """The l^(t,0) of a client: the model's own draw with the round's randomness and the client's number."""
-    rng = jax.random.fold_in(ROUND, int(store.client_ids[position]))
-    return np.array(model.init(rng)["user"], np.float64)
+    rng = client_rng(ROUND, words(client_numbers(store.client_ids)[position]))
+    return np.array(model.init(child(rng, "init"))["user"], np.float64)
 
 
 def batches(rows, size):

@@ -20,8 +20,9 @@ from partwise.data.cohort import Recruiting
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import sampled_softmax
 from partwise.model.spec import Metric, Model, lookup
+from partwise.randomness import client_numbers
 from partwise.selection.choose import choose_all, parse_choice
-from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.keys import own_keys
 from partwise.selection.select import deselect, keyed_leaves, select
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation

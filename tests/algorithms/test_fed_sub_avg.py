@@ -10,7 +10,7 @@ import pytest
 
 from partwise import server
 from partwise.aggregation.heat import estimated_sub_mean, sub_mean
-from partwise.aggregation.mean import by_examples, mean, uniform
+from partwise.aggregation.mean import by_examples, mean, uniform, weight_of
 from partwise.aggregation.total import Report, add_report, zero_total
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_sub_avg import fed_sub_avg
@@ -98,7 +98,7 @@ def test_the_expected_update_of_a_row_is_the_mean_over_its_holders(sparse_model,
             total = zero_total(sparse_parts, params, ("bias", "table"))
             for i in cohort:
                 report = Report({"bias": jnp.ones(()), "table": updates[i]}, jnp.asarray(3.0), zero_sums())
-                weight = aggregator.weigh(report)
+                weight = weight_of(aggregator, report)
                 total = add_report(sparse_parts, total, report, weight, {"item": jnp.array(rows[i])})
             means.append(aggregator.decode(sparse_parts, total, carried)[0]["table"])
         for row in range(5):

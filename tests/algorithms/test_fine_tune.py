@@ -13,8 +13,8 @@ from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition
-from partwise.simulation.evaluate import EVALUATION_ROUND, Evaluator
-from partwise.simulation.loop import round_rng
+from partwise.randomness import EVALUATION_ROUND, child, client_numbers, client_rng, round_rng, words
+from partwise.simulation.evaluate import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, DIM, SEED = 9, 3, 4
@@ -61,8 +61,9 @@ def by_hand(model, store, item, position, steps, joint):
     """The squared errors of a client after R and so many steps of two examples, on its support set."""
     columns = store.examples(position)
     items, ratings = columns["item"], columns["rating"].astype(np.float64)
-    rng = jax.random.fold_in(round_rng(SEED, EVALUATION_ROUND), int(store.client_ids[position]))
-    user, item = np.array(model.init(rng)["user"], np.float64), np.array(item, np.float64)
+    number = words(client_numbers(store.client_ids)[position])
+    rng = client_rng(round_rng(SEED, EVALUATION_ROUND), number)
+    user, item = np.array(model.init(child(rng, "init"))["user"], np.float64), np.array(item, np.float64)
     half = -(-len(items) // 2)
     cut = lambda size: [np.arange(i, min(i + size, half)) for i in range(0, half, size)]
     for batch in cut(4) * 2:

@@ -13,6 +13,7 @@ from partwise.client.fit import fit
 from partwise.client.split import everything
 from partwise.client.state import begin
 from partwise.model.partition import keyed, local, partition
+from partwise.randomness import child
 
 NUM_ITEMS, DIM, RATE = 6, 2, 0.1
 ALL = ("shared", "keyed", "local")
@@ -86,7 +87,7 @@ def by_hand(params, start_user, count, schedule, groups=ALL):
 
 
 def first_user(model):
-    return model.init(jax.random.key(0))["user"]  # of a client made with seed 0
+    return model.init(child(jax.random.key(0), "init"))["user"]  # of a client made with seed 0
 
 
 def assert_equal(found, expected, **tolerance):

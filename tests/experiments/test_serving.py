@@ -10,9 +10,9 @@ from partwise.config.algorithms import prepare
 from partwise.experiments.resolve import resolve
 from partwise.experiments.run import train
 from partwise.experiments.serving import compare_serving
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import WAYS
 from partwise.server import init_state
-from partwise.simulation.loop import INIT_ROUND, round_rng
 from partwise.simulation.plain import plain_round
 from partwise.types import UserError
 

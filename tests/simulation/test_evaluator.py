@@ -14,9 +14,9 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
+from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.simulation import evaluate
-from partwise.simulation.evaluate import EVALUATION_ROUND, Evaluator
-from partwise.simulation.loop import round_rng
+from partwise.simulation.evaluate import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, DIM, SEED = 30, 3, 4

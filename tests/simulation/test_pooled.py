@@ -19,9 +19,9 @@ from partwise.data import by_client
 from partwise.metrics import area_under_curve
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import auc
+from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.simulation import evaluate
-from partwise.simulation.evaluate import EVALUATION_ROUND, Evaluator
-from partwise.simulation.loop import round_rng
+from partwise.simulation.evaluate import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, SEED = 30, 4

@@ -52,23 +52,23 @@ Build = Callable[[Mapping[str, Any]], Algorithm]
 
 
 def choices(partition: Partition, given: Mapping[str, Choice] | None = None) -> dict[str, Choice]:
-    """A choice of keys for every key space; where none is given, all that a client's examples name."""
+    """A choice of keys for every key space; where none is given, that of `whole_model`."""
     given = given or {}
     for space in given:
         if space not in partition.spaces:
             raise unknown("key space", space, partition.spaces)
     for space in partition.spaces:
-        if not partition.columns[space] and (space not in given or given[space].name == "own"):
+        if not partition.columns[space] and space in given and given[space].name == "own":
             raise UserError(
                 f"no column names keys of space '{space}', so a client has none of its own: choose them with "
                 f"random, same or all"
             )
-    return {space: given.get(space, own()) for space in partition.spaces}
+    return whole_model(partition) | dict(given)
 
 
 def whole_model(partition: Partition) -> dict[str, Choice]:
-    """The choice that leaves nothing of the model out, for evaluation: the rows that examples name, where only
-    those matter, else all."""
+    """The choice that leaves out nothing that could matter: the rows that examples name, where the loss looks at
+    those alone, else all. So clients are judged, and so they train where nothing else is said."""
     return {space: everything() if partition.is_whole(space) else own() for space in partition.spaces}
 
 

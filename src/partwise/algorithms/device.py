@@ -14,22 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm, kept_shape
+from partwise.algorithms.base import Algorithm, kept_shape, whole_model
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples
-from partwise.client.state import Client, begin, local_values, read
+from partwise.client.checks import check_model
+from partwise.client.state import Client, begin, outputs_of, read
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Sums
 from partwise.model.partition import Partition
+from partwise.randomness import child, client_numbers, client_rng, words
 from partwise.selection.choose import Choice, choose_all, placed
-from partwise.selection.keys import client_numbers, own_keys
+from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
+from partwise.types import UserError
 
 
 class Asked(NamedTuple):
     """What one client asks for, chosen before it sees the model; it keeps this until the slices come."""
 
-    keys: Mapping[str, np.ndarray]
+    keys: Mapping[str, np.ndarray]  # sorted
     positions: Mapping[str, np.ndarray]  # of its examples' ids among those keys
     complete: Mapping[str, bool]
     missed: int  # ids that are not among them
@@ -76,7 +79,9 @@ def send(
 class Device:
     """One client's side of an algorithm; compiled once per size of client.
 
-    `asked` is what the client asked for before the message came (default: its choice in round 0).
+    In a round a client has the keys that the algorithm lets it choose (`ask`); to use or judge the model it has
+    all that could matter (`ask_whole`), as in every evaluation. `asked` is what it asked for before the message
+    came: by default its choice in round 0 for a report, and the whole model for all else.
     """
 
     def __init__(self, algorithm: Algorithm):
@@ -94,10 +99,17 @@ class Device:
         """The keys that this client wants in a round."""
         return ask(self.algorithm.partition, self.algorithm.choose, examples, seed, round_number)
 
+    def ask_whole(self, examples: ClientStore) -> Asked:
+        """The keys of all that could matter to this client's examples."""
+        return ask(self.algorithm.partition, whole_model(self.algorithm.partition), examples)
+
     def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
-        """Raise if the algorithm does not fit this client's model and data."""
+        """Raise if the model or the algorithm does not fit this client's data; `asked` as for a report."""
+        given = self._given(message, examples, asked or self.ask(examples))
+        client = self._client(*jax.tree_util.tree_map(jnp.asarray, given))
+        check_model(client)
         if self.algorithm.check is not None:
-            self.algorithm.check(self._client(*self._given(message, examples, asked)))
+            self.algorithm.check(client)
 
     def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
         """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
@@ -144,6 +156,7 @@ class Device:
     ) -> dict[str, np.ndarray]:
         """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
         the part it had before, to be refreshed (default: initial values)."""
+        asked = asked or self.ask_whole(examples)
         rebuilt = self._personalize(local, *self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
@@ -155,7 +168,7 @@ class Device:
         kept: Mapping[str, np.ndarray] | None = None,
     ) -> Measured:
         """The client's metrics, as sums or as pairs of scores and labels; `kept` as in `report_and_keep`."""
-        given = self._given(message, examples, asked)
+        given = self._given(message, examples, asked or self.ask_whole(examples))
         before = self._before(kept, given[0])
         return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, *given)
 
@@ -163,37 +176,38 @@ class Device:
         self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None
     ) -> np.ndarray:
         """The model's outputs for every example, with a local part that was rebuilt before."""
+        asked = asked or self.ask_whole(examples)
         outputs = self._predict(dict(local), *self._given(message, examples, asked))
         return np.asarray(outputs)[: examples.num_examples]
 
-    def _given(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> tuple[Any, ...]:
-        """The message and the examples as arrays, padded so that clients of similar size share a program."""
+    def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> tuple[Any, ...]:
+        """The message and the examples as arrays, padded so that clients of similar size share a program. A whole
+        table is not: it has one size for all."""
         examples = _packed(examples)
-        asked = asked or self.ask(examples)
-        params, header = self._decoded(message)
+        params, header = self._decoded(message, asked)
+        partition = self.algorithm.partition
+        every = {space: len(keys) == partition.num_keys(space) for space, keys in asked.keys.items()}
+        some = [path for path in partition.of("keyed") if not every[partition.roles[path].space]]
         columns = {
             name: _padded(np.asarray(column))
             for name, column in examples.columns.items()
             if name not in asked.positions
         }
         positions = {name: _padded(column) for name, column in asked.positions.items()}
-        tables = {
-            path: _padded(leaf) if path in self.algorithm.partition.of("keyed") else leaf
-            for path, leaf in params.items()
-        }
+        tables = {path: _padded(leaf) if path in some else leaf for path, leaf in params.items()}
         return (
             tables,
             columns,
             positions,
-            {space: len(keys) for space, keys in asked.keys.items()},
+            {space: None if every[space] else len(keys) for space, keys in asked.keys.items()},
             {space: None if complete else 0 for space, complete in asked.complete.items()},
             examples.num_examples,
-            client_numbers(examples.client_ids)[0],
+            words(client_numbers(examples.client_ids)[0]),
             jnp.asarray(header["rng"], jnp.uint32),
         )
 
-    def _decoded(self, message: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The leaves of a message; slices as psi decodes them."""
+    def _decoded(self, message: bytes, asked: Asked) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The leaves of a message; slices as psi decodes them, which must be those that were asked for."""
         partition = self.algorithm.partition
         arrays, header = from_bytes(message)
         params = {path: arrays[path] for path in partition.server_paths if path in arrays}
@@ -201,6 +215,12 @@ class Device:
             mark = f"{path}:"
             parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
             params[path] = np.asarray(partition.roles[path].psi.decode(parts, partition.shapes[path].dtype))
+            keys = asked.keys[partition.roles[path].space]
+            if len(params[path]) != len(keys):
+                raise UserError(
+                    f"the message has {len(params[path])} rows of '{path}', and the client asked for {len(keys)}: "
+                    f"give the `asked` that the message answers"
+                )
         return params, header
 
     def _client(self, tables, columns, positions, key_counts, missing, count, number, rng) -> Client:
@@ -209,16 +229,16 @@ class Device:
         capacities = {space: tables[paths[0]].shape[0] for space, paths in partition.spaces.items()}
         keys = {
             space: Keys(
-                jnp.arange(capacity),
+                None if key_counts[space] is None else jnp.arange(capacity),
                 jnp.asarray(0),
-                key_counts[space],
+                jnp.asarray(capacity if key_counts[space] is None else key_counts[space]),
                 capacity,
                 complete=missing[space] is None,
             )
             for space, capacity in capacities.items()
         }
         examples = Examples(columns, positions, keys, jnp.asarray(0), count, count)
-        own_rng = jax.random.fold_in(jax.random.wrap_key_data(rng), number)
+        own_rng = client_rng(jax.random.wrap_key_data(rng), number)
         return Client(self.algorithm.model, partition, received, examples, own_rng)
 
     def _personalized(self, local, *given) -> Mapping[str, jax.Array]:
@@ -233,9 +253,7 @@ class Device:
         columns = dict(client.examples.columns)
         everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))
         rows, need = read(client, progress, everything)
-        server = {**client.received.frozen, **progress.shared, **rows}
-        params = client.partition.merge(server, local_values(client, progress))
-        return client.model.predict(params, need.batch, client.rng)
+        return outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
 
 
 def read_report(data: bytes) -> Report:

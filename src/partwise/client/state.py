@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -12,8 +12,9 @@ from partwise.client.batches import Drawn, Examples, Schedule, over_batches
 from partwise.client.split import Subset
 from partwise.metrics import Sums
 from partwise.model.partition import DEFAULT, Partition
-from partwise.model.spec import Model, one_per_example, training_losses
-from partwise.selection import slices
+from partwise.model.spec import Batch, Model, one_per_example, training_losses
+from partwise.randomness import child
+from partwise.selection import padding, slices
 from partwise.selection.slices import Received
 
 
@@ -59,7 +60,7 @@ def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
 
 def begin(client: Client) -> Progress:
     """What was received, and the initial values of the local part (the l^(t,0) of appendix B)."""
-    params = client.model.init(client.rng)
+    params = client.model.init(child(client.rng, "init"))
     local = slices.initial_local(client.partition, client.received, params)
     return Progress(client.received.shared, received_slices(client, whole_leaves(client)), local)
 
@@ -112,13 +113,36 @@ def batch_loss(
 
     `rows` are the keyed leaves that the batch's ids point into.
     """
-    params = client.partition.merge(
-        {**client.received.frozen, **progress.shared, **rows}, local_values(client, progress)
-    )
-    values = training_losses(client.model, params, batch, rng)
+    params = _merged(client, progress, rows)
+    predict, keys = _predicting(client, progress, batch, rng), client.examples.keys
+    scored = lambda outputs: padding.without_padding(client.partition, keys, rows, predict, outputs)
+    values = training_losses(client.model, params, batch, rng, scored).astype(jnp.float32)
     total = jnp.sum(jnp.where(mask, values, 0))
     weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
     return total / jnp.where(weight > 0, weight, 1), Sums(total, weight)
+
+
+def outputs_of(
+    client: Client, progress: Progress, rows: Mapping[str, jax.Array], batch: Batch, rng: jax.Array
+) -> Any:
+    """What the model says of a batch whose ids point into `rows`."""
+    predict = _predicting(client, progress, batch, rng)
+    outputs = predict(rows)
+    padding.check_rows_alone(client.partition, rows, predict, outputs)
+    return padding.without_padding(client.partition, client.examples.keys, rows, predict, outputs)
+
+
+def _predicting(
+    client: Client, progress: Progress, batch: Batch, rng: jax.Array
+) -> Callable[[Mapping[str, Any]], Any]:
+    """The model's outputs as a function of the keyed rows."""
+    return lambda rows: client.model.predict(_merged(client, progress, rows), batch, rng)
+
+
+def _merged(client: Client, progress: Progress, rows: Mapping[str, jax.Array]) -> Any:
+    """The model's parameters, as the client has them."""
+    server = {**client.received.frozen, **progress.shared, **rows}
+    return client.partition.merge(server, local_values(client, progress))
 
 
 def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:

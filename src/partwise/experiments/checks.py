@@ -13,7 +13,7 @@ from partwise.algorithms.device import Device, send
 from partwise.config.algorithms import Prepared
 from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
-from partwise.simulation.loop import INIT_ROUND, round_rng
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.types import UserError
 
 PATIENCE = 20  # rounds in which nobody counts, before a run is given up
@@ -49,10 +49,8 @@ def check_cohort(prepared: Prepared) -> None:
 
 
 def check_fit(prepared: Prepared, config: Config) -> None:
-    """Raise if the algorithm does not fit the model, by a look at the largest client."""
+    """Raise if model and partition, or model and algorithm, do not fit, by a look at the largest client."""
     algorithm = prepared.build(prepared.rates)
-    if algorithm.check is None:
-        return
     examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
     rng = round_rng(config.seed, INIT_ROUND)
     device = Device(algorithm)

@@ -20,8 +20,7 @@ from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import read_table
 from partwise.experiments.folder import Folder
 from partwise.experiments.resolve import entry_of
-from partwise.simulation.evaluate import EVALUATION_ROUND
-from partwise.simulation.loop import round_rng
+from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.tasks import Setting
 from partwise.types import UserError, unknown
 
@@ -88,7 +87,7 @@ class Personal:
     def _message(self, examples: ClientStore) -> bytes:
         """What the client would fetch: here from the model at hand."""
         partition = self.setting.partition
-        return send(partition, self.params, self.device.ask(examples).keys, self.rng)
+        return send(partition, self.params, self.device.ask_whole(examples).keys, self.rng)
 
     def columns_in(self, path: str | Path) -> tuple[str, ...]:
         """The model's columns that a file has: its keys, which it must have, and others that can be read."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from partwise.types import UserError
 
-NOTHING = -1e9  # the bias of a class that a client does not hold: padding of its slice
+NOTHING = -1e9  # the score or bias of a class that a client does not hold: padding of its slice
 
 
 def sampled_softmax(

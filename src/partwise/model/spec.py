@@ -79,12 +79,18 @@ class Model(NamedTuple):
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
 
 
-def training_losses(model: Model, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
-    """[B], what a step minimises."""
+def training_losses(
+    model: Model,
+    params: Params,
+    batch: Batch,
+    rng: jax.Array,
+    scored: Callable[[Any], Any] = lambda outputs: outputs,
+) -> jax.Array:
+    """[B], what a step minimises; `scored` is what is done to the outputs before their loss."""
     if model.train_loss is not None:
         losses = model.train_loss(params, batch, rng)
     else:
-        losses = model.loss(model.predict(params, batch, rng), batch)
+        losses = model.loss(scored(model.predict(params, batch, rng)), batch)
     size = next(iter(batch.values())).shape[0]
     if jnp.shape(losses) != (size,):
         raise UserError(

@@ -1,0 +1,124 @@
+"""Whether a model does what its partition says, tried on the first examples of one client.
+
+Rows that examples do not name must not change what the model says of them, unless the space is `whole`; and rows
+that only fill a slice up must never change a loss. Both are compared with the slow, obvious twin: the model on the
+client's whole slice, and on a slice of exactly its size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.client.batches import Schedule, draw
+from partwise.client.split import everything
+from partwise.client.state import Client, batch_loss, begin, outputs_of, read
+from partwise.model.partition import Partition
+from partwise.randomness import child
+from partwise.selection.padding import not_whole
+from partwise.types import UserError
+
+EXAMPLES = 16
+TOLERANCE = 1e-3
+PADDING = 3  # rows
+NOWHERE = "Where an id may be -1 (nothing), read rows with `lookup` or `bag` of partwise.model.spec."
+
+
+def check_model(client: Client) -> None:
+    """Raise unless this client's losses are the same with the batch's rows as with its slice, and with a slice that
+    is filled up as with one that is not."""
+    if not client.partition.spaces or not int(client.examples.count):
+        return
+    client = _shaken(client)
+    for space in client.partition.spaces:
+        if not client.partition.is_whole(space):
+            _check_rows(client, space)
+        elif client.examples.keys[space].rows is not None and int(client.examples.keys[space].count):
+            _check_padding(client, space)
+
+
+def _check_rows(client: Client, space: str) -> None:
+    few = _value(client, _judged)
+    all_of_them = _value(client._replace(partition=_as_whole(client.partition, space)), _judged)
+    if not _same(few, all_of_them):
+        raise not_whole(
+            space, f"loss is {few:.6g} with the rows that they name and {all_of_them:.6g} with all. {NOWHERE}"
+        )
+
+
+def _check_padding(client: Client, space: str) -> None:
+    exact, filled = _resized(client, space, 0), _resized(client, space, PADDING)
+    loss = _trained
+    if not _same(_value(exact, loss), _value(exact._replace(rng=child(client.rng, "other")), loss)):
+        loss = _judged  # a random training loss may draw otherwise for another number of rows
+    before, after = _value(exact, loss), _value(filled, loss)
+    if not _same(before, after):
+        raise UserError(
+            f"clients have different numbers of keys of space '{space}', so some slices are filled up with rows "
+            f"that are no keys, and these change the model's loss: {before:.6g} without, {after:.6g} with "
+            f"{PADDING} of them. Have `predict` return one score for each row and take the softmax in `loss`, "
+            f"where they do not count; or give a leaf a value with which they do not matter, as in "
+            f"keyed('{space}', whole=True, fill=-1e9) of a bias; or let all clients have all keys "
+            f"(select.{space} = all). {NOWHERE}"
+        )
+
+
+def _shaken(client: Client) -> Client:
+    """The client with tables that are not all alike, as those of a new model may be."""
+    tables = {}
+    for path, table in client.received.tables.items():
+        noise = 0.1 * jax.random.normal(child(client.rng, path), table.shape)
+        tables[path] = table + noise.astype(table.dtype)
+    return client._replace(received=client.received._replace(tables=tables))
+
+
+def _as_whole(partition: Partition, space: str) -> Partition:
+    """The same with steps on all of a client's slice of the space."""
+    within = lambda role: dataclasses.replace(role, whole=True) if role.space == space else role
+    return dataclasses.replace(
+        partition, roles={path: within(role) for path, role in partition.roles.items()}
+    )
+
+
+def _resized(client: Client, space: str, padding: int) -> Client:
+    """The client with a slice of exactly its keys, and so many rows that are none."""
+    keys = client.examples.keys[space]
+    count = int(keys.count)
+    row = lambda table: np.zeros((padding, *table.shape[1:]), table.dtype)
+    tables = {
+        path: jnp.concatenate([table[:count], row(table)])
+        if path in client.partition.spaces[space]
+        else table
+        for path, table in client.received.tables.items()
+    }
+    resized = keys._replace(rows=jnp.arange(count + padding), capacity=count + padding)
+    examples = client.examples._replace(keys={**client.examples.keys, space: resized})
+    return client._replace(received=client.received._replace(tables=tables), examples=examples)
+
+
+def _judged(client: Client) -> jax.Array:
+    """The mean loss of the first examples, as they are judged."""
+    progress = begin(client)
+    rows, need = read(client, progress, draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
+    outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
+    losses = jnp.where(need.mask, client.model.loss(outputs, need.batch), 0)
+    return jnp.sum(losses, dtype=jnp.float32) / jnp.maximum(need.mask.sum(), 1)
+
+
+def _trained(client: Client) -> jax.Array:
+    """The mean loss of the first examples, as steps minimise it."""
+    progress = begin(client)
+    rows, need = read(client, progress, draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
+    return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "step"))[0]
+
+
+def _value(client: Client, loss: Callable[[Client], jax.Array]) -> float:
+    return float(jax.jit(lambda: loss(client))())
+
+
+def _same(a: float, b: float) -> bool:
+    return bool(np.isclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * 1e-2, equal_nan=True))
