@@ -195,13 +195,13 @@ def test_find_by_number_or_text(small):
          "the first: nan in row 1 of client 6"),
         ({"client": [5, 6], "x": [[1, 2], [3, -np.inf]]}, "first: -inf in row 1 of client 6"),
         ({"client": [5, 6], "x": [1, None]}, "column 'x' has 1 missing values, the first: row 1 of client 6"),
-        ({"client": [5, None], "x": [1, 2]}, "column 'client' has 1 missing values, the first: row 1"),
-        ({"client": [5, np.nan], "x": [1, 2]}, "column 'client' has 1 missing or infinite ids"),
-        ({"client": [5, 1.5], "x": [1, 2]}, "ids that are not whole numbers, the first: 1.5 in row 1"),
-        ({"client": ["a", ""], "x": [1, 2]}, "column 'client' has 1 empty ids"),
+        ({"client": [5, None], "x": [1, 2]}, "column 'client' has a missing value in row 1"),
+        ({"client": [5, np.nan], "x": [1, 2]}, "column 'client' has a missing value in row 1"),
+        ({"client": [5, 1.5], "x": [1, 2]}, "'client' has 1.5 .float. in row 1: ids are whole numbers"),
+        ({"client": ["a", ""], "x": [1, 2]}, "column 'client' has an empty id in row 1"),
         ({"client": [1, 2], "x": ["one", "two"]}, r"column 'x' holds .*'one', row 0.*ids=\('x',\)"),
         ({"client": [1, 2], "rating": [1, 2], "ids": ("ratin",)}, "unknown column 'ratin' .nearest: rating"),
-        ({"client": [[1], [2]], "x": [1, 2]}, "ids must be one per row"),
+        ({"client": [[1], [2]], "x": [1, 2]}, "the client column holds lists"),
     ],
 )  # fmt: skip
 def test_bad_columns_are_refused(arguments, message):

@@ -19,6 +19,7 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client.batches import Drawn, Examples
 from partwise.client.checks import check_model
 from partwise.client.state import Client, begin, outputs_of, read
+from partwise.data.checks import narrow
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Sums
 from partwise.model.partition import Partition
@@ -189,7 +190,7 @@ class Device:
         every = {space: len(keys) == partition.num_keys(space) for space, keys in asked.keys.items()}
         some = [path for path in partition.of("keyed") if not every[partition.roles[path].space]]
         columns = {
-            name: _padded(np.asarray(column))
+            name: _padded(narrow(name, column))
             for name, column in examples.columns.items()
             if name not in asked.positions
         }

@@ -111,17 +111,18 @@ def personalize(options: Options) -> Result:
 
 def predict(options: Options) -> Result:
     """`partwise predict`."""
+    from partwise.experiments.client_file import source_ids
     from partwise.experiments.personal import Personal, load_local
 
     personal = Personal.open(options.run_folder)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)
     outputs = personal.predict(load_local(options.local), client.examples)
     keys = [name for name in client.examples.columns if name in personal.vocabularies]
-    ids = {name: personal.vocabularies[name][client.examples.columns[name]] for name in keys}
+    ids = {name: source_ids(personal.vocabularies[name], client.examples.columns[name]) for name in keys}
     rows = [
         {
             "row": int(row) + 1,
-            **{name: values[i].item() for name, values in ids.items()},
+            **{name: values[i] for name, values in ids.items()},
             "output": outputs[i].tolist(),
         }
         for i, row in enumerate(client.rows)

@@ -1,59 +1,70 @@
-"""Batches of rows, from Arrow or numpy, as dicts of numpy columns."""
+"""Batches of rows, from Arrow or a program, as columns: ids by their texts, all else as numpy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from partwise.data.checks import refuse, refuse_not_utf8
+from partwise.data.arrow import arrow_ids, arrow_numbers
+from partwise.data.checks import Column, check_known
+from partwise.data.id_columns import Ids, one_length, to_ids
 from partwise.types import UserError
 
 Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 
-def to_columns(batch: Batch, first_row: int = 0) -> dict[str, np.ndarray]:
-    """Every column as an array [N] or [N, ...]; dates become whole numbers in their own unit."""
+class Columns(NamedTuple):
+    """What is to be read of every batch."""
+
+    names: tuple[str, ...] | None = None  # all, if None
+    ids: tuple[str, ...] = ()
+    lists: Mapping[str, int] = {}  # room for the last ids of lists
+
+
+def to_columns(batch: Batch, plan: Columns, first_row: int = 0) -> dict[str, Column]:
+    """The columns of a batch, each [N] or [N, ...]; dates become whole numbers in their own unit."""
     if isinstance(batch, Mapping):
-        return {name: np.asarray(values) for name, values in batch.items()}
-    if isinstance(batch, (pa.RecordBatch, pa.Table)):
-        names = batch.schema.names
-        return {name: _from_arrow(name, batch.column(k), first_row) for k, name in enumerate(names)}
-    raise UserError(
-        f"a batch is a {type(batch).__name__}: give pyarrow RecordBatches, Tables or dicts of arrays"
-    )
-
-
-def _from_arrow(name: str, array: Any, first_row: int) -> np.ndarray:
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    if array.null_count:
-        refuse(name, "missing values", array.is_null().to_numpy(zero_copy_only=False), first_row)
-    kind = array.type
-    if pa.types.is_dictionary(kind):
-        return _from_arrow(name, array.dictionary_decode(), first_row)
-    if pa.types.is_fixed_size_list(kind):
-        inner = _from_arrow(name, array.flatten(), first_row)
-        return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if pa.types.is_temporal(kind):
-        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
-    elif pa.types.is_decimal(kind):
-        array = array.cast(pa.float64())
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_struct(kind):
+        there = list(batch)
+    elif isinstance(batch, pa.RecordBatch | pa.Table):
+        there = batch.schema.names
+    else:
         raise UserError(
-            f"column '{name}' holds {kind}: give one number, id or fixed-size list per row, or leave it out"
+            f"a batch is a {type(batch).__name__}: give pyarrow RecordBatches, Tables or dicts of arrays"
         )
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array(to_texts(name, array, first_row), dtype=str)
-    return array.to_numpy(zero_copy_only=False)
+    names = there if plan.names is None else plan.names
+    check_known(names, there)
+    return {name: _column(name, batch[name], plan, first_row) for name in names}
 
 
-def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
-    """An Arrow column as Python values; if it is text that is not UTF-8 (Arrow does not look), say in which row."""
+def _column(name: str, values: Any, plan: Columns, first_row: int) -> Column:
+    width = plan.lists.get(name)
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        read = arrow_ids if name in plan.ids else arrow_numbers
+        return read(name, values, first_row, width)
+    if name in plan.ids or isinstance(values, Ids):
+        return to_ids(name, values, first_row, width)
+    return _cut(name, _array(name, values, first_row), width)
+
+
+def _array(name: str, values: Any, first_row: int) -> np.ndarray:
     try:
-        return array.to_pylist()
-    except UnicodeDecodeError:
-        refuse_not_utf8(name, array.cast(pa.large_binary()).to_pylist(), first_row)
-        raise
+        return np.asarray(values)
+    except ValueError:
+        lengths = np.array([np.size(value) for value in values])
+        one_length(name, lengths, first_row)
+        raise UserError(f"column '{name}' has values of different shapes: give every row the same") from None
+
+
+def _cut(name: str, array: np.ndarray, width: int | None) -> np.ndarray:
+    """The last numbers of lists that have at least so many."""
+    if width is None:
+        return array
+    if array.ndim < 2 or array.shape[1] < width:
+        raise UserError(
+            f"column '{name}' has rows of shape {array.shape[1:]}, and lists asks for the last {width} of each: "
+            f"only lists of ids can be filled up; give numbers of one length, or name the column in ids"
+        )
+    return array[:, -width:]

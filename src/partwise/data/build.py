@@ -14,51 +14,80 @@ from typing import Any
 
 import numpy as np
 
-from partwise.data.batches import Batch, to_columns
-from partwise.data.checks import check_known, check_sortable, clean_columns
+from partwise.data.batches import Batch, Columns, to_columns
+from partwise.data.checks import Column, check_known, check_sortable, clean_columns
 from partwise.data.folder import Block, allocate_examples, finish, new_folder, write_folder
+from partwise.data.id_columns import Ids, Keys, to_ids
+from partwise.data.ids import join_ids, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks
-from partwise.data.spool import Pile, Spool, layouts_of, rows_at_once
+from partwise.data.spool import Layout, Pile, Spool, layouts_of, rows_at_once
 from partwise.data.store import ClientStore, open_store
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20
 CLIENT = "\0client"  # the client column's name in the spool, which no user's column has
+UNKEPT = "unkept.raw"  # a column that rows are sorted by, and that is not kept
 
 
 def build_store(
     path: str | Path,
     batches: Iterable[Batch],
     client: str,
-    ids: Sequence[str] = (),
+    ids: Sequence[str] | Mapping[str, str] = (),
     order_by: str | None = None,
     info: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> ClientStore:
-    """The store that `ClientStore.from_arrays` would make of all rows, written to the new folder `path`.
+    """The store that `ClientStore.from_arrays` would make of all rows, written to the new folder `path`; of its
+    columns only `columns`, if given.
 
     Memory: a batch, and the distinct clients and ids; beyond that only pages of the file that the system can
     take back. Disk: twice the rows while it works.
     """
+    names = vocabulary_names(ids)
     with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
-        keys = {name: Keys() for name in (CLIENT, *ids)}
-        for columns in _cleaned(batches, client, tuple(ids), order_by):
-            spool.append({name: keys[name].encode(v) if name in keys else v for name, v in columns.items()})
-        layouts = {name: layout for name, layout in spool.layouts.items() if name != CLIENT}
-        places = allocate_examples(folder, layouts, spool.num_rows)
-        targets = {
-            name: np.memmap(folder / "examples.arrow", dtype, "r+", places[name], (spool.num_rows, *shape))
-            for name, (dtype, shape) in layouts.items()
-        }
-        vocabularies = {name: keys[name].sort() for name in keys}
-        client_ids = vocabularies.pop(CLIENT)
-        counts = _place(spool, keys, targets)
+        keys = {name: Keys() for name in (CLIENT, *names.values())}
+        key_of = {CLIENT: keys[CLIENT], **{name: keys[names[name]] for name in names}}
+        for batch in _cleaned(batches, client, Columns(ids=(client, *names)), order_by):
+            spool.append(
+                {name: key_of[name].encode(v) if isinstance(v, Ids) else v for name, v in batch.items()}
+            )
+        targets = _targets(folder, spool, columns)
+        vocabularies = {name: each.sort() for name, each in keys.items()}
+        counts = _place(spool, key_of, targets)
         if order_by is not None:
             _sort(targets, counts, order_by)
         for target in targets.values():
             target.flush()
         spool.discard()
-        finish(folder, client_ids, counts, layouts, vocabularies, info or {})
+        (folder / UNKEPT).unlink(missing_ok=True)
+        kept = {name: vocabularies[names[name]] for name in names if columns is None or name in columns}
+        layouts = _kept(spool, columns)
+        finish(folder, vocabularies[CLIENT], counts, layouts, kept, info or {})
     return open_store(path)
+
+
+def _kept(spool: Spool, columns: Sequence[str] | None) -> dict[str, Layout]:
+    """The layouts of a store's columns, in the order asked for."""
+    there = {name: layout for name, layout in spool.layouts.items() if name != CLIENT}
+    if columns is None or not there:
+        return there
+    check_known(columns, there)
+    return {name: there[name] for name in columns}
+
+
+def _targets(folder: Path, spool: Spool, columns: Sequence[str] | None) -> dict[str, np.memmap]:
+    """Where each column's sorted rows go: into `examples.arrow` or, if it only serves to sort, a file apart."""
+    kept, file = _kept(spool, columns), folder / "examples.arrow"
+    places = allocate_examples(folder, kept, spool.num_rows)
+    targets = {
+        name: np.memmap(file, layout.dtype, "r+", places[name], (spool.num_rows, *layout.shape))
+        for name, layout in kept.items()
+    }
+    for name in spool.layouts.keys() - {CLIENT} - kept.keys():
+        layout = spool.layouts[name]
+        targets[name] = np.memmap(folder / UNKEPT, layout.dtype, "w+", shape=(spool.num_rows, *layout.shape))
+    return targets
 
 
 def write_store(
@@ -90,41 +119,18 @@ def join_blocks(
         raise UserError("there are no rows to store: give at least one client with one example")
     joined = np.concatenate(counts)
     return ClientStore(
-        pile.columns(), offsets(joined), joined, np.concatenate(client_ids), vocabularies or {}, info or {}
+        pile.columns(), offsets(joined), joined, join_ids(client_ids), vocabularies or {}, info or {}
     )
 
 
-class Keys:
-    """Numbers ids in the order in which they turn up, and knows their sorted order in the end."""
-
-    def __init__(self):
-        self.numbers: dict[Any, int] = {}
-        self.ranks = np.empty(0, np.int32)
-
-    def encode(self, values: np.ndarray) -> np.ndarray:
-        distinct, inverse = np.unique(values, return_inverse=True)
-        numbers = self.numbers
-        return np.array([numbers.setdefault(k, len(numbers)) for k in distinct.tolist()], np.int32)[inverse]
-
-    def sort(self) -> np.ndarray:
-        """The sorted ids; from now on `ranks[number]` is an id's place among them."""
-        if len({type(k) for k in self.numbers}) > 1:
-            raise UserError("an id column holds numbers in one batch and text in another: give one type")
-        ids = np.array(list(self.numbers))
-        order = np.argsort(ids, kind="stable")
-        self.ranks = np.empty(len(ids), np.int32)
-        self.ranks[order] = np.arange(len(ids))
-        return ids[order]
-
-
 def _cleaned(
-    batches: Iterable[Batch], client: str, ids: tuple[str, ...], order_by: str | None
-) -> Iterator[dict[str, np.ndarray]]:
+    batches: Iterable[Batch], client: str, plan: Columns, order_by: str | None
+) -> Iterator[dict[str, Column]]:
     first_row = 0
     for batch in batches:
-        columns = to_columns(batch, first_row)
-        check_known([client, *ids, *([order_by] if order_by else [])], columns)
-        owner, cleaned = clean_columns(columns.pop(client), columns, ids, first_row)
+        columns = to_columns(batch, plan, first_row)
+        check_known([client, *plan.ids, *([order_by] if order_by else [])], columns)
+        owner, cleaned = clean_columns(columns.pop(client), columns, plan.ids, first_row)
         if order_by is not None:
             check_sortable(order_by, cleaned)
         if len(owner):
@@ -135,16 +141,17 @@ def _cleaned(
 def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
     first_row, seen = 0, []
     for client_ids, counts, columns in blocks:
-        client_ids, counts = np.asarray(client_ids), np.asarray(counts, np.int64)
-        if len(client_ids) != len(counts) or counts.min(initial=0) < 0:
+        owner, counts = to_ids("client", client_ids), np.asarray(counts, np.int64)
+        if len(owner) != len(counts) or counts.min(initial=0) < 0:
             raise UserError(
-                f"a block has {len(client_ids)} client ids and {len(counts)} counts: give a count per client"
+                f"a block has {len(owner)} client ids and {len(counts)} counts: give a count per client"
             )
-        _, cleaned = clean_columns(np.repeat(client_ids, counts), columns, first_row=first_row)
-        yield Block(client_ids, counts, cleaned)
-        seen.append(client_ids)
+        rows = Ids(owner.texts, np.repeat(owner.places, counts))
+        _, cleaned = clean_columns(rows, columns, first_row=first_row)
+        seen.append(typed(owner.texts)[owner.places])
+        yield Block(seen[-1], counts, {name: np.asarray(values) for name, values in cleaned.items()})
         first_row += int(counts.sum())
-    distinct, times = np.unique(np.concatenate(seen or [np.empty(0)]), return_counts=True)
+    distinct, times = np.unique(join_ids(seen or [np.empty(0)]), return_counts=True)
     if np.any(times > 1):
         again = distinct[times > 1][0]
         raise UserError(
@@ -157,7 +164,7 @@ def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndar
     step = rows_at_once(spool.layouts, ROWS_AT_ONCE)
     ends = [min(first + step, spool.num_rows) for first in range(0, spool.num_rows, step)]
     chunks = list(itertools.pairwise([0, *ends]))
-    counts = np.zeros(len(keys[CLIENT].ranks), np.int64)
+    counts = np.zeros(len(keys[CLIENT].numbers), np.int64)
     for chunk in chunks:
         counts += np.bincount(keys[CLIENT].ranks[spool.read(CLIENT, *chunk)], minlength=len(counts))
     following = offsets(counts)

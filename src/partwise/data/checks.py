@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from partwise.data.id_columns import Ids, to_ids
 from partwise.types import UserError, unknown
+
+Column = np.ndarray | Ids
 
 
 def clean_columns(
-    client: Any, columns: Mapping[str, Any], ids: tuple[str, ...] = (), first_row: int = 0
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """The client ids (int64 or text) and the columns as arrays; `first_row` only serves the messages."""
-    owners = clean_ids("client", client, first_row)
+    client: Any, columns: Mapping[str, Any], ids: Collection[str] = (), first_row: int = 0
+) -> tuple[Ids, dict[str, Column]]:
+    """The client ids and the columns, of which those in `ids` hold ids; `first_row` only serves the messages."""
+    owners = to_ids("client", client, first_row)
+    if owners.places.ndim > 1:
+        raise UserError("the client column holds lists: a row belongs to one client")
     cleaned = {}
     for name, values in columns.items():
-        array = np.asarray(values)
-        if array.ndim == 0 or len(array) != len(owners):
-            size = "a single value" if array.ndim == 0 else f"{len(array)} rows"
+        column = to_ids(name, values, first_row) if name in ids else np.asarray(values)
+        single = isinstance(column, np.ndarray) and column.ndim == 0
+        if single or len(column) != len(owners):
+            size = "a single value" if single else f"{len(column)} rows"
             raise UserError(
                 f"column '{name}' has {size}, the client column has {len(owners)}: give one value per row"
             )
-        cleaned[name] = (
-            clean_ids(name, array, first_row) if name in ids else _numbers(name, array, owners, first_row)
-        )
+        cleaned[name] = column if isinstance(column, Ids) else _numbers(name, column, owners, first_row)
     return owners, cleaned
 
 
@@ -35,37 +39,21 @@ def check_known(names: Iterable[str], columns: Iterable[str]) -> None:
             raise unknown("column", name, columns)
 
 
-def check_sortable(name: str, columns: Mapping[str, np.ndarray]) -> None:
+def check_sortable(name: str, columns: Mapping[str, Column]) -> None:
     """Rows can be sorted by a column with one value per row."""
     check_known([name], columns)
-    shape = columns[name].shape[1:]
+    shape = _values(columns[name]).shape[1:]
     if shape:
-        single = ", ".join(other for other, values in columns.items() if values.ndim == 1) or "there is none"
+        names = [other for other, column in columns.items() if _values(column).ndim == 1]
+        single = ", ".join(names) or "there is none"
         raise UserError(
             f"rows cannot be sorted by column '{name}', which has {shape} values per row: "
             f"name a column with one value per row ({single})"
         )
 
 
-def clean_ids(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """Ids as int64 or text [N]."""
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise UserError(f"id column '{name}' has shape {array.shape}: ids must be one per row")
-    if array.dtype.kind == "O":
-        refuse(name, "missing values", np.array([value is None for value in array], bool), first_row)
-        array = np.array(array.tolist()) if len(array) else array.astype(np.int64)
-    if array.dtype.kind == "S":
-        array = _decoded(name, array, first_row)
-    if array.dtype.kind == "f":
-        refuse(name, "missing or infinite ids", ~np.isfinite(array), first_row)
-        refuse(name, "ids that are not whole numbers", array != np.floor(array), first_row, array)
-    if array.dtype.kind == "U":
-        refuse(name, "empty ids", array == "", first_row)
-        return array
-    if array.dtype.kind not in "biuf":
-        raise UserError(f"id column '{name}' is of type {array.dtype}: ids must be whole numbers or text")
-    return array.astype(np.int64)
+def _values(column: Column) -> np.ndarray:
+    return column.places if isinstance(column, Ids) else column
 
 
 def check_keys(name: str, ids: np.ndarray, space: str, num_ids: int, lowest: int) -> None:
@@ -80,13 +68,25 @@ def check_keys(name: str, ids: np.ndarray, space: str, num_ids: int, lowest: int
         )
 
 
-def factorize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The sorted distinct ids, and every row's key 0..K-1 among them (int32)."""
-    vocabulary, keys = np.unique(values, return_inverse=True)
-    return vocabulary, keys.astype(np.int32)
+def narrow(name: str, column: np.ndarray) -> np.ndarray:
+    """A column that a model reads, as devices compute with it: 64-bit numbers as 32-bit ones. Whole numbers that do
+    not fit are refused."""
+    kind = column.dtype.kind
+    if column.dtype.itemsize < 8 or kind not in "iuf":
+        return np.asarray(column)
+    target = np.dtype({"i": np.int32, "u": np.uint32, "f": np.float32}[kind])
+    if kind != "f" and column.size:
+        limits = np.iinfo(target)
+        if column.min() < limits.min or column.max() > limits.max:
+            raise UserError(
+                f"column '{name}' holds whole numbers from {column.min()} to {column.max()}, and models compute "
+                f"with 32 bits ({limits.min} to {limits.max}): if they are ids, name the column in "
+                f"ids=('{name}',); if not, give smaller numbers (days since the first one) or floats"
+            )
+    return column.astype(target)
 
 
-def _numbers(name: str, array: np.ndarray, owners: np.ndarray, first_row: int) -> np.ndarray:
+def _numbers(name: str, array: np.ndarray, owners: Ids, first_row: int) -> np.ndarray:
     if array.dtype.kind == "O":
         flat = array.reshape(len(array), -1)
         missing = np.array([any(value is None for value in row) for row in flat], bool)
@@ -109,14 +109,6 @@ def _numbers(name: str, array: np.ndarray, owners: np.ndarray, first_row: int) -
     return array
 
 
-def _decoded(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
-    try:
-        return np.char.decode(array, "utf-8")
-    except UnicodeDecodeError:
-        refuse_not_utf8(name, array.tolist(), first_row)
-        raise
-
-
 def refuse_not_utf8(name: str, values: Iterable[bytes | None], first_row: int = 0) -> None:
     """Raise if a value is no UTF-8."""
     bad = np.array([value is not None and not _is_utf8(value) for value in values], bool)
@@ -137,14 +129,14 @@ def refuse(
     bad: np.ndarray,
     first_row: int,
     array: np.ndarray | None = None,
-    owners: np.ndarray | None = None,
+    owners: Ids | None = None,
 ) -> None:
     """Raise if any is bad: how many, and where the first one is."""
     if not bad.any():
         return
     place = tuple(int(axis[0]) for axis in np.nonzero(bad))
     value = "" if array is None else f"{array[place]} in "
-    client = "" if owners is None else f" of client {owners[place[0]]}"
+    client = "" if owners is None else f" of client {owners.text(place[0])}"
     raise UserError(
         f"column '{name}' has {int(bad.sum())} {what}, the first: {value}row {first_row + place[0]}{client}; "
         "remove or mend those rows"

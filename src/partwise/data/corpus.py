@@ -118,7 +118,7 @@ def cut_clients(
             f"there is no text to cut by client in {source}: give texts that have what the examples need"
         )
     store = ClientStore.from_arrays(distinct, row=np.arange(len(distinct)))
-    parts = [frozenset(part.client_ids.tolist()) for part in by_client(store, fractions, seed)]
+    parts = [frozenset(part.client_ids.astype(str).tolist()) for part in by_client(store, fractions, seed)]
     if not parts[0]:
         raise UserError(
             f"{source} has {len(distinct)} clients with a text that can be used, and cut into parts of "
@@ -129,7 +129,7 @@ def cut_clients(
 
 def take_parts(store: ClientStore, parts: Sequence[Collection[str]]) -> tuple[ClientStore, ...]:
     """A view of the store for each part's clients, as far as they have an example."""
-    ids = store.client_ids.tolist()
+    ids = store.client_ids.astype(str).tolist()
     return tuple(store.take(np.array([client in part for client in ids], bool)) for part in parts)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from partwise.data.ids import join_ids
 from partwise.data.ragged import offsets
 from partwise.data.spool import Layout, Spool
 from partwise.types import UserError
@@ -69,7 +70,7 @@ def write_folder(
         for name, place in places.items():
             spool.copy(name, folder / "examples.arrow", place)
         spool.discard()
-        finish(folder, np.concatenate(client_ids), np.concatenate(counts), spool.layouts, vocabularies, info)
+        finish(folder, join_ids(client_ids), np.concatenate(counts), spool.layouts, vocabularies, info)
 
 
 def allocate_examples(folder: Path, layouts: Mapping[str, Layout], num_rows: int) -> dict[str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from partwise.data.ids import whole_numbers
+
 
 def offsets(counts: np.ndarray) -> np.ndarray:
     """Where each client's rows start when the clients lie one after the other, [C] int64."""
@@ -34,6 +36,14 @@ def owned_keys(owner: np.ndarray, ids: np.ndarray, num_keys: int, block: int = 1
     return mine[ids >= 0]
 
 
+def last_of(values: np.ndarray, ends: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
+    """Of each list `values[end - length : end]` the last `width`, [N, width] int32; -1 behind the last."""
+    kept = np.minimum(lengths, width)
+    place = np.arange(width)
+    at = np.where(place < kept[:, None], (ends - kept)[:, None] + place, len(values))
+    return np.append(values, -1)[at].astype(np.int32)
+
+
 def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
     """Consecutive clients in blocks of at most `max_rows` rows; a larger client is a block by itself."""
     ends = np.cumsum(counts, dtype=np.int64)
@@ -57,8 +67,14 @@ def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.n
 
 
 def _fingerprints(ids: np.ndarray) -> np.ndarray:
+    """A number for every id that hangs on its text alone: 7 is 7, also among ids that are words."""
     if ids.dtype.kind != "U":
         return mix(ids.astype(np.int64).view(np.uint64))
+    whole, values = whole_numbers(ids)
+    return np.where(whole, mix(values.view(np.uint64)), _text_fingerprints(ids))
+
+
+def _text_fingerprints(ids: np.ndarray) -> np.ndarray:
     codes = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.uint64)
     prints = np.zeros(len(ids), np.uint64)
     for column in codes.T:  # a character at a time; the zero padding of shorter ids changes nothing

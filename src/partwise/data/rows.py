@@ -10,42 +10,83 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from partwise.data.batches import Batch, to_columns
+from partwise.data.batches import Batch, Columns, to_columns
 from partwise.data.build import build_store
-from partwise.data.checks import check_known, clean_columns
+from partwise.data.checks import Column, check_sortable, clean_columns
+from partwise.data.id_columns import EXACT, Ids, join_columns
+from partwise.data.ids import vocabulary_names
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 16
-Row = Mapping[str, Any]  # column -> a number, an id, or numbers of one shape
+Row = Mapping[str, Any]  # column -> a number, an id, a list of ids, or numbers of one shape
+IdNames = Sequence[str] | Mapping[str, str]
 
 
 def read_rows(
     rows: Iterable[Row] | Iterable[pa.Table | pa.RecordBatch] | pa.Table | pa.RecordBatch,
     client: str,
     columns: Sequence[str] | None = None,
-    ids: Sequence[str] = (),
+    ids: IdNames = (),
     out: str | Path | None = None,
     order_by: str | None = None,
+    lists: Mapping[str, int] | None = None,
 ) -> ClientStore:
     """Read an iterator of dicts, one for every example, or one or more Arrow tables: into memory, or into folder
     `out`.
 
     As `read_table`: rows may be in any order; `columns` are those to keep (all of the first row, if not given);
-    those in `ids` become keys. With `out`, memory does not grow with the rows.
+    those in `ids` become keys; `lists` says how many ids of a list are kept. With `out`, memory does not grow with
+    the rows.
     """
     tables = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
-    batches = _cleaned(_batches(iter(tables)), client, columns, tuple(ids), order_by)
-    return gather_batches(batches, client, ids, out, order_by, {"source": "rows"})
+    batches, first = _batches(iter(tables)), []
+    for batch in itertools.islice(batches, 1):
+        first.append(batch)
+    there = _names(first[0]) if first else []
+    plan = plan_columns(there, client, columns, ids, order_by, lists)
+    cleaned = _cleaned(itertools.chain(first, batches), client, plan)
+    kept = kept_columns(there, client, columns, ids)
+    return gather_batches(cleaned, client, ids, out, order_by, {"source": "rows"}, kept)
+
+
+def kept_columns(
+    there: Sequence[str], client: str | None, columns: Sequence[str] | None, ids: IdNames
+) -> list[str]:
+    """The columns of the store to come: those asked for, or all that there are, and all ids."""
+    kept = [name for name in (columns if columns is not None else there) if name != client]
+    return kept + [name for name in vocabulary_names(ids) if name not in kept]
+
+
+def plan_columns(
+    there: Sequence[str],
+    client: str | None,
+    columns: Sequence[str] | None,
+    ids: IdNames,
+    order_by: str | None,
+    lists: Mapping[str, int] | None,
+) -> Columns:
+    """What is read: what is kept, the client column, and what rows are sorted by."""
+    kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
+    read = [*([client] if client else []), *kept]
+    read += [order_by] if order_by and order_by not in read else []
+    for name, width in (lists or {}).items():
+        if name not in kept or width < 1:
+            raise UserError(
+                f"lists has {name!r}: {width}; give columns that are kept ({', '.join(kept)}), each with a room of "
+                f"at least 1"
+            )
+    return Columns(tuple(read), (*([client] if client else []), *names), dict(lists or {}))
 
 
 def gather_batches(
-    batches: Iterable[Mapping[str, np.ndarray]],
+    batches: Iterable[Mapping[str, Column]],
     client: str | None,
-    ids: Sequence[str],
+    ids: IdNames,
     out: str | Path | None,
     order_by: str | None,
     info: Mapping[str, Any],
+    kept: Sequence[str],
 ) -> ClientStore:
     """A store of batches of columns: in memory, or written to the folder `out`; without `client`, of one client."""
     if out is not None:
@@ -53,15 +94,38 @@ def gather_batches(
             raise UserError(
                 "a table without a client column is one client's: read it into memory, without `out`"
             )
-        return build_store(out, batches, client, ids, order_by, info)
+        return build_store(out, batches, client, ids, order_by, info, kept)
     parts = list(batches)
-    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    whole = {name: _joined(name, [part[name] for part in parts]) for name in parts[0]} if parts else {}
     num_rows = len(next(iter(whole.values()), ()))
     if not num_rows:
         raise UserError(f"{info['source']} has no rows: give at least one client with one example")
     owner = whole.pop(client) if client else np.zeros(num_rows, np.int64)
-    store = group_rows(owner, whole, tuple(ids), info)
-    return store if order_by is None else store.reorder(by=order_by)
+    if order_by is not None:
+        check_sortable(order_by, whole)
+    store = group_rows(owner, whole, ids, info)
+    return (store if order_by is None else store.reorder(by=order_by)).select(kept)
+
+
+def _joined(name: str, parts: list[Any]) -> Column:
+    """A column out of those of the batches."""
+    widths = {(part.places if isinstance(part, Ids) else part).shape[1:] for part in parts}
+    if len(widths) > 1:
+        raise UserError(
+            f"column '{name}' has rows of shapes {', '.join(map(str, sorted(widths)))}: give every row the same, "
+            f"or where they are lists of ids, room for the last N of each by lists={{'{name}': N}}"
+        )
+    if isinstance(parts[0], Ids):
+        return join_columns(parts)
+    joined = np.concatenate(parts)
+    if joined.dtype.kind == "f":
+        for part in parts:
+            if part.dtype.kind in "iu" and part.size and max(abs(int(part.min())), int(part.max())) >= EXACT:
+                raise UserError(
+                    f"column '{name}' holds whole numbers beyond 2^53 in some rows and fractions in others, which "
+                    f"one type cannot hold: write all of them as whole numbers, or smaller ones"
+                )
+    return joined
 
 
 def _batches(rows: Iterator[Any]) -> Iterator[Batch]:
@@ -76,7 +140,11 @@ def _batches(rows: Iterator[Any]) -> Iterator[Batch]:
         first_row += len(chunk)
 
 
-def _stack(chunk: list[Any], first_row: int) -> dict[str, np.ndarray]:
+def _names(batch: Batch) -> list[str]:
+    return list(batch) if isinstance(batch, Mapping) else batch.schema.names
+
+
+def _stack(chunk: list[Any], first_row: int) -> dict[str, list[Any]]:
     """Rows as columns; all have what the first has."""
     for number, row in enumerate(chunk):
         if not isinstance(row, Mapping):
@@ -89,34 +157,14 @@ def _stack(chunk: list[Any], first_row: int) -> dict[str, np.ndarray]:
             raise UserError(
                 f"row {first_row + number} has no '{missing[0]}', which the first has: every row has every column"
             )
-    return {name: _column(name, [row[name] for row in chunk], first_row) for name in chunk[0]}
+    return {name: [row[name] for row in chunk] for name in chunk[0]}
 
 
-def _column(name: str, values: list[Any], first_row: int) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        raise UserError(
-            f"column '{name}' has values of different shapes in rows {first_row} to {first_row + len(values) - 1}: "
-            f"give every row as many numbers (fill up with -1 for nothing, where they are ids)"
-        ) from None
-
-
-def _cleaned(
-    batches: Iterable[Batch],
-    client: str,
-    columns: Sequence[str] | None,
-    ids: tuple[str, ...],
-    order_by: str | None,
-) -> Iterator[dict[str, np.ndarray]]:
-    """Only the columns that are kept; what is wrong with one is said with its row."""
-    first_row, kept = 0, None
+def _cleaned(batches: Iterable[Batch], client: str, plan: Columns) -> Iterator[dict[str, Column]]:
+    """Only the columns that are read; what is wrong with one is said with its row."""
+    first_row = 0
     for batch in batches:
-        found = to_columns(batch, first_row)
-        if kept is None:
-            kept = [name for name in (columns if columns is not None else found) if name != client]
-            kept += [name for name in (*ids, order_by) if name and name not in kept]
-        check_known([client, *kept], found)
-        clean_columns(found[client], {name: found[name] for name in kept}, ids, first_row)
-        yield {name: found[name] for name in (client, *kept)}
-        first_row += len(found[client])
+        found = to_columns(batch, plan, first_row)
+        owner, columns = clean_columns(found.pop(client), found, plan.ids, first_row)
+        yield {client: owner, **columns}
+        first_row += len(owner)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from partwise.data.checks import check_known, check_sortable, clean_columns, factorize
+from partwise.data.checks import check_known, check_sortable, clean_columns
 from partwise.data.folder import Block, read_folder, write_folder
+from partwise.data.id_columns import Ids, factorize, to_ids
+from partwise.data.ids import look_up, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
 from partwise.data.spool import layouts_of, rows_at_once
 from partwise.types import UserError, nearest
@@ -56,15 +57,16 @@ class ClientStore:
         cls,
         client: Any,
         *,
-        ids: Sequence[str] = (),
+        ids: Sequence[str] | Mapping[str, str] = (),
         info: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> ClientStore:
         """Group rows, given in any order, by their client; each client's rows keep their order.
 
-        Clients are sorted by id. Columns named in `ids` become keys 0..K-1 in the order of the sorted ids.
+        Clients are sorted by id. Columns named in `ids` become keys 0..K-1 in the order of the sorted ids; where it
+        is a mapping, columns of one name share their keys: `ids={"past": "item", "next": "item"}`.
         """
-        return group_rows(client, columns, tuple(ids), info or {})
+        return group_rows(client, columns, ids, info or {})
 
     @property
     def num_clients(self) -> int:
@@ -90,24 +92,18 @@ class ClientStore:
         return whole and np.array_equal(self.starts, offsets(self.counts))
 
     def find(self, client_id: int | str) -> int:
-        """The position of the client with this id of the source."""
-        place, ordered = 0, np.sort(self.client_ids)
-        with contextlib.suppress(ValueError):  # a word, where the ids are numbers
-            wanted = ordered.dtype.type(client_id)
-            place = int(np.searchsorted(ordered, wanted))
-            if place < len(ordered) and ordered[place] == wanted:
-                return int(np.flatnonzero(self.client_ids == wanted)[0])
-        near = nearest(str(client_id), ordered[max(place - 100, 0) : place + 100].tolist())
-        raise UserError(f"there is no client {client_id!r} among the {self.num_clients} ({near})")
+        """The position of the client with this id of the source; 7 and "7" are one id, "007" is another."""
+        place = int(self.places(typed([str(client_id)]))[0])
+        if place < 0:
+            ordered = np.sort(self.client_ids.astype(str))
+            near = int(np.searchsorted(ordered, str(client_id)))
+            known = nearest(str(client_id), ordered[max(near - 100, 0) : near + 100].tolist())
+            raise UserError(f"there is no client {client_id!r} among the {self.num_clients} ({known})")
+        return place
 
     def places(self, client_ids: np.ndarray) -> np.ndarray:
         """The positions of the clients with these ids of the source; -1 of those that are not here."""
-        if not self.num_clients:
-            return np.full(len(client_ids), -1)
-        order = np.argsort(self.client_ids, kind="stable")
-        found = np.searchsorted(self.client_ids, client_ids, sorter=order)
-        place = order[np.minimum(found, self.num_clients - 1)]
-        return np.where(self.client_ids[place] == client_ids, place, -1)
+        return look_up(self.client_ids, client_ids)
 
     def examples(self, position: int) -> dict[str, np.ndarray]:
         """One client's rows of every column, not copied."""
@@ -135,7 +131,8 @@ class ClientStore:
         """Derived columns, one value per row of a packed store; a name that exists is replaced."""
         if not self.packed():
             raise UserError("only a packed store can take new columns: call gather() first")
-        _, cleaned = clean_columns(np.repeat(self.client_ids, self.counts), columns)
+        owner = Ids(self.client_ids.astype(str).tolist(), owners(self.counts))
+        _, cleaned = clean_columns(owner, columns)
         kept = {name: ids for name, ids in self.vocabularies.items() if name not in columns}
         return dataclasses.replace(self, columns={**self.columns, **cleaned}, vocabularies=kept)
 
@@ -228,18 +225,23 @@ def open_store(path: str | Path) -> ClientStore:
 
 
 def group_rows(
-    client: Any, columns: Mapping[str, Any], ids: tuple[str, ...], info: Mapping[str, Any]
+    client: Any, columns: Mapping[str, Any], ids: Sequence[str] | Mapping[str, str], info: Mapping[str, Any]
 ) -> ClientStore:
     """`ClientStore.from_arrays` for columns of any name."""
-    check_known(ids, columns)
-    given, cleaned = clean_columns(client, columns, ids)
-    if len(given) == 0 or not cleaned:
+    names = vocabulary_names(ids)
+    check_known(names, columns)
+    owner, cleaned = clean_columns(client, columns, names)
+    if len(owner) == 0 or not cleaned:
         raise UserError("there are no rows: give at least one client with one example and one column")
-    client_ids, position = np.unique(given, return_inverse=True)
-    order = np.argsort(position, kind="stable")
-    vocabularies = {}
-    for name in ids:
-        vocabularies[name], cleaned[name] = factorize(cleaned[name])
-    counts = np.bincount(position, minlength=len(client_ids))
-    rows = {name: values[order] for name, values in cleaned.items()}
+    client_ids, position = factorize([owner])
+    order = np.argsort(position[0], kind="stable")
+    rows, vocabularies = dict(cleaned), {}
+    for vocabulary in set(names.values()):
+        sharing = [name for name in names if names[name] == vocabulary]
+        found, keys = factorize([to_ids(name, cleaned[name]) for name in sharing])
+        rows |= dict(zip(sharing, keys, strict=True))
+        vocabularies |= dict.fromkeys(sharing, found)
+    counts = np.bincount(position[0], minlength=len(client_ids))
+    rows = {name: np.asarray(values)[order] for name, values in rows.items()}
+    vocabularies = {name: vocabularies[name] for name in names}
     return ClientStore(rows, offsets(counts), counts, client_ids, vocabularies, dict(info))

@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
-import csv
-import datetime
-import gzip
-import math
-import re
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from partwise.data.batches import to_columns
-from partwise.data.checks import check_known, clean_columns
-from partwise.data.rows import gather_batches
+from partwise.data.batches import Columns, to_columns
+from partwise.data.checks import Column, check_known, clean_columns
+from partwise.data.delimited import (
+    DELIMITERS,
+    UTF8,
+    Dialect,
+    dialect_of,
+    find_bad_cell,
+    read_header,
+    stream_delimited,
+)
+from partwise.data.reading import existing, reading, regular
+from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
 ARROW = (".arrow", ".feather")  # Arrow's file format (Feather version 2 is that), or its streaming format
-BLOCK_BYTES = 1 << 23
+EXPECTED = "give a .csv, .tsv, .parquet, .arrow or .feather file, or a folder of .parquet files"
 
 
 def read_table(
     path: str | Path,
     client: str | None,
     columns: Sequence[str] | None = None,
-    ids: Sequence[str] = (),
+    ids: IdNames = (),
     out: str | Path | None = None,
     order_by: str | None = None,
+    lists: Mapping[str, int] | None = None,
+    delimiter: str | None = None,
+    encoding: str = UTF8,
 ) -> ClientStore:
     """Read a .csv or .tsv (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet files: into
     memory, or into folder `out`.
 
     Rows may be in any order; with `client` None they are all one client's. `columns` are those to keep (all, if
-    not given); those in `ids` become keys.
-    Dates become whole numbers in their own unit.
+    not given). Those in `ids` become keys; where it is a mapping, columns of one name share their keys:
+    `ids={"past": "item", "next": "item"}`. Of lists of ids that differ in length, `lists={"past": 20}` keeps the
+    last 20 and fills up with -1. Dates become whole numbers in their own unit. `delimiter` and `encoding` are of
+    .csv and .tsv files.
     """
     path = Path(path)
     files = _files(path)
-    names = _names(files[0])
-    kept = [name for name in (columns if columns is not None else names) if name != client]
-    kept += [name for name in (*ids, order_by) if name and name not in kept]
-    check_known([*([client] if client else []), *kept], names)
-    kind = _kind(files[0])
-    read = _read_csv if kind in DELIMITERS else _read_arrow if kind in ARROW else _read_parquet
-    batches = (batch for file in files for batch in _checked(read, file, client, kept, tuple(ids)))
-    info = {"source": str(path)}
-    return gather_batches(batches, client, ids, out, order_by, info)
+    dialect = _dialect(files[0], delimiter, encoding)
+    there = _names(files[0], dialect)
+    plan = plan_columns(there, client, columns, ids, order_by, lists)
+    check_known(plan.names or (), there)
+    batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
+    kept = kept_columns(there, client, columns, ids)
+    return gather_batches(batches, client, ids, out, order_by, {"source": str(path)}, kept)
+
+
+def column_names(path: str | Path, delimiter: str | None = None, encoding: str = UTF8) -> list[str]:
+    """The names of a table's columns."""
+    file = _files(Path(path))[0]
+    return _names(file, _dialect(file, delimiter, encoding))
 
 
 def _kind(file: Path) -> str:
@@ -61,12 +74,12 @@ def _kind(file: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise UserError(
-            f"{path} does not exist: give a .csv, .tsv, .parquet, .arrow or .feather file, or a folder of .parquet "
-            f"files"
-        )
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    path = existing(path, EXPECTED)
+    if not path.is_dir():
+        files = [regular(path, EXPECTED)]
+    else:
+        with reading(path):
+            files = [file for file in sorted(path.rglob("*.parquet")) if file.is_file()]
     if not files:
         raise UserError(
             f"the folder {path} holds no .parquet file: give a folder of Parquet files, or one .csv file"
@@ -79,150 +92,80 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _names(file: Path) -> list[str]:
-    try:
+def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None:
+    if _kind(file) in DELIMITERS:
+        return dialect_of(_kind(file), delimiter, encoding)
+    if delimiter is not None or encoding != UTF8:
+        raise UserError(f"{file} is no .csv or .tsv file: leave out delimiter= and encoding=")
+    return None
+
+
+def _names(file: Path, dialect: Dialect | None) -> list[str]:
+    with reading(file, f"is it a whole {_kind(file)} file?"):
+        if dialect is not None:
+            return read_header(file, dialect)
         if _kind(file) == ".parquet":
-            return pyarrow.parquet.read_schema(file).names
-        if _kind(file) in ARROW:
-            with _open_arrow(file) as reader:
-                return reader.schema.names
-        with _open_text(file) as text:
-            names = next(csv.reader(text, delimiter=DELIMITERS[_kind(file)]), [])
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read ({error}): is it a whole {_kind(file)} file?") from error
-    if not names or len(set(names)) < len(names):
-        raise UserError(
-            f"{file}, line 1: {','.join(names)!r}; expected a header with one distinct name per column"
-        )
-    other = next((mark for mark in ";\t|" if len(names) == 1 and mark in names[0]), None)
-    if other:
-        raise UserError(
-            f"{file}, line 1: {names[0]!r} is a single name, with {other!r} in it. A .csv file has commas between "
-            f"its columns, a .tsv file tabs: write it with commas, or rename it"
-        )
+            return _distinct(pyarrow.parquet.read_schema(file).names)
+        with _open_arrow(file) as reader:
+            return _distinct(reader.schema.names)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    again = next((name for name in names if names.count(name) > 1), None)
+    if again is not None:
+        raise UserError(f"two columns are called '{again}': rename one of them")
     return names
 
 
 def _checked(
-    read: Callable[[Path, list[str], tuple[str, ...]], Iterator[pa.RecordBatch]],
-    file: Path,
-    client: str | None,
-    kept: list[str],
-    ids: tuple[str, ...],
-) -> Iterator[dict[str, np.ndarray]]:
+    file: Path, dialect: Dialect | None, client: str | None, plan: Columns
+) -> Iterator[dict[str, Column]]:
     """The file's batches; whatever is wrong with one is said with the file's name and, for text, the line."""
-    first_row, names = 0, [*([client] if client else []), *kept]
-    ids_and_client = (client, *ids) if client else ids
+    first_row, names = 0, plan.names or ()
     try:
-        for batch in read(file, names, ids_and_client):
-            columns = to_columns(batch, first_row)
-            owner = columns[client] if client else np.zeros(batch.num_rows, np.int64)
-            clean_columns(owner, {name: columns[name] for name in kept}, ids, first_row)
-            yield columns
-            first_row += batch.num_rows
-    except (UserError, pa.ArrowException, OSError) as error:
-        found = _bad_cell(file, names, ids_and_client) if _kind(file) in DELIMITERS else None
-        raise found or UserError(f"{file}: {error}") from error
+        with reading(file, f"is it a whole {_kind(file)} file?"):
+            for batch in _reader(file, dialect)(names, plan.ids):
+                columns = to_columns(batch, plan, first_row)
+                owner = columns.pop(client) if client else np.zeros(batch.num_rows, np.int64)
+                owner, cleaned = clean_columns(owner, columns, plan.ids, first_row)
+                yield {client: owner, **cleaned} if client else cleaned
+                first_row += batch.num_rows
+    except UserError as error:
+        found = find_bad_cell(file, dialect, names, plan.ids) if dialect is not None else None
+        raise found or error from error.__cause__
 
 
-def _read_parquet(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def _reader(
+    file: Path, dialect: Dialect | None
+) -> Callable[[Sequence[str], Sequence[str]], Iterator[pa.RecordBatch]]:
+    if dialect is not None:
+        return functools.partial(stream_delimited, file, dialect)
+    return functools.partial(_read_arrow if _kind(file) in ARROW else _read_parquet, file)
+
+
+def _read_parquet(file: Path, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with pyarrow.parquet.ParquetFile(file) as source:
-        check_known(names, source.schema_arrow.names)
-        yield from source.iter_batches(columns=names)
+        check_known(names, _distinct(source.schema_arrow.names))
+        yield from source.iter_batches(columns=list(names))
 
 
-def _open_arrow(file: Path) -> pyarrow.ipc.RecordBatchFileReader | pyarrow.ipc.RecordBatchStreamReader:
-    source = pa.memory_map(str(file))
-    try:
-        return pyarrow.ipc.open_file(source)
-    except pa.ArrowInvalid:
-        source.seek(0)
-        return pyarrow.ipc.open_stream(source)
+@contextlib.contextmanager
+def _open_arrow(
+    file: Path,
+) -> Iterator[pyarrow.ipc.RecordBatchFileReader | pyarrow.ipc.RecordBatchStreamReader]:
+    with pa.memory_map(str(file)) as source:
+        try:
+            reader = pyarrow.ipc.open_file(source)
+        except pa.ArrowInvalid:
+            source.seek(0)
+            reader = pyarrow.ipc.open_stream(source)
+        with reader:
+            yield reader
 
 
-def _read_arrow(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def _read_arrow(file: Path, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with _open_arrow(file) as reader:
         if isinstance(reader, pyarrow.ipc.RecordBatchStreamReader):
-            yield from (batch.select(names) for batch in reader)
+            yield from (batch.select(list(names)) for batch in reader)
         else:
-            yield from (reader.get_batch(i).select(names) for i in range(reader.num_record_batches))
-
-
-def _read_csv(file: Path, names: list[str], ids: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    """Two passes: the first finds types that hold for every line, not only for the first block."""
-    types: dict[str, pa.DataType] = {}
-    while True:
-        try:
-            for _ in _stream_csv(file, names, types):
-                pass
-            break
-        except pa.ArrowInvalid as error:
-            column = re.match(r"In CSV column #(\d+)", str(error))
-            name = _names(file)[int(column[1])] if column else None
-            if name is None or name in types:
-                raise
-            types[name] = pa.string() if name in ids else pa.float64()
-    yield from _stream_csv(file, names, types)
-
-
-def _stream_csv(file: Path, names: list[str], types: dict[str, pa.DataType]) -> Iterator[pa.RecordBatch]:
-    options = pyarrow.csv.ConvertOptions(include_columns=names, column_types=types)
-    parse = pyarrow.csv.ParseOptions(delimiter=DELIMITERS[_kind(file)], newlines_in_values=True)
-    read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES)
-    with pyarrow.csv.open_csv(
-        file, read_options=read, parse_options=parse, convert_options=options
-    ) as reader:
-        yield from reader
-
-
-def _bad_cell(file: Path, names: list[str], ids: tuple[str, ...]) -> UserError | None:
-    """Read line by line, only to say what is wrong where."""
-    with _open_text(file, "surrogateescape") as text:
-        reader = csv.reader(text, delimiter=DELIMITERS[_kind(file)])
-        header = next(reader)
-        for cells in filter(None, reader):
-            where = f"{file}, line {reader.line_num}"
-            if len(cells) != len(header):
-                return UserError(
-                    f"{where}: {len(cells)} fields, expected {len(header)} ({', '.join(header)})"
-                )
-            for name in names:
-                cell = cells[header.index(name)]
-                if not (cell and _is_utf8(cell) if name in ids else _is_number(cell)):
-                    number = f"a finite number (or name it in ids=('{name}',))"
-                    expected = number if name not in ids else "text in UTF-8" if cell else "an id"
-                    return UserError(
-                        f"{where}, column '{name}': {cell!r}; expected {expected}. "
-                        "Mend or remove the line, or leave the column out with columns="
-                    )
-    return None
-
-
-def _is_utf8(cell: str) -> bool:
-    """Whether nothing of the cell had to be escaped when it was read."""
-    try:
-        cell.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return math.isfinite(float(cell))
-    except ValueError:
-        return _is_date(cell)
-
-
-def _is_date(cell: str) -> bool:
-    try:
-        datetime.datetime.fromisoformat(cell)
-    except ValueError:
-        return False
-    return True
-
-
-def _open_text(file: Path, errors: str = "replace") -> TextIO:
-    if file.suffix == ".gz":
-        return gzip.open(file, "rt", newline="", encoding="utf-8-sig", errors=errors)
-    return file.open(newline="", encoding="utf-8-sig", errors=errors)
+            yield from (reader.get_batch(i).select(list(names)) for i in range(reader.num_record_batches))

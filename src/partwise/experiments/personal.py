@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +16,14 @@ from partwise.algorithms.device import Device, send
 from partwise.checkpoint import load_arrays, save_arrays
 from partwise.config.evaluation import evaluation_build, judged_setting
 from partwise.config.settings import Config
-from partwise.data.store import ClientStore, group_rows
-from partwise.data.table import read_table
+from partwise.data.reading import regular
+from partwise.data.store import ClientStore
+from partwise.experiments.client_file import ClientFile, read_client_file, readable
 from partwise.experiments.folder import Folder
 from partwise.experiments.resolve import entry_of
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.tasks import Setting
-from partwise.types import UserError, unknown
-
-
-class ClientFile(NamedTuple):
-    """A client's own table: the rows that the model can use, which rows those are, and how many it cannot."""
-
-    examples: ClientStore
-    rows: np.ndarray  # [rows used] their numbers in the file
-    unknown: dict[str, int]  # column -> rows that name a key which the model does not have
+from partwise.types import UserError
 
 
 class Personal:
@@ -62,17 +55,23 @@ class Personal:
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
         """The local part, from fresh values or (to refresh it) from the one there was."""
+        examples = self._read_by_model(examples)
         if local is not None:
             self._check_local(local)
         return self.device.personalize(self._message(examples), examples, local=local)
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
         """The model's output for each example."""
+        examples = self._read_by_model(examples)
         self._check_local(local)
         try:
             return self.device.predict(self._message(examples), local, examples)
         except KeyError as error:
             raise UserError(f"the model reads the column {error}, which the client's table has not") from None
+
+    def _read_by_model(self, examples: ClientStore) -> ClientStore:
+        """Only the columns of the setting: others, such as times, need not be numbers that a model can read."""
+        return examples.select([name for name in self.setting.columns if name in examples.columns])
 
     def _check_local(self, local: Mapping[str, Any]) -> None:
         partition = self.setting.partition
@@ -92,32 +91,19 @@ class Personal:
     def columns_in(self, path: str | Path) -> tuple[str, ...]:
         """The model's columns that a file has: its keys, which it must have, and others that can be read."""
         others = [name for name in self.setting.columns if name not in self.vocabularies]
-        there = [name for name in others if _column(path, self.names[name], key=False) is not None]
-        return tuple(n for n in self.setting.columns if n in self.vocabularies or n in there)
+        there = readable(path, [self.names[name] for name in others])
+        return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
     def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
-        """One client's CSV or Parquet file with these columns, ids as in the source of the training data.
+        """One client's table with these columns (CSV, Parquet, Arrow), ids as in the source of the training data.
 
         Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met cannot
         be used; they are counted.
         """
-        named = [name for name in columns if name in self.vocabularies]
-        self._check_from_tables(named)
-        names = {self.names[name]: name for name in columns}
-        table = read_table(path, client=None, columns=list(names), ids=[self.names[name] for name in named])
-        table = table.rename(names)
-        own = self._own_rows(path, client_id, table.num_examples)
-        rows, keep, strange = dict(table.columns), own.copy(), {}
-        for name in named:
-            keys, known = _look_up(self.vocabularies[name], table.vocabularies[name])
-            strange[name] = int((own & ~known[rows[name]]).sum())
-            keep &= known[rows[name]]
-            rows[name] = keys[rows[name]]
-        if not keep.any():
-            raise UserError(f"'{path}': none of its {own.sum()} rows names anything that the model knows")
-        rows = {name: values[keep] for name, values in rows.items()}
-        store = group_rows(np.zeros(int(keep.sum()), np.int64), rows, (), {"source": str(path)})
-        return ClientFile(store, np.flatnonzero(keep), strange)
+        self._check_from_tables([name for name in columns if name in self.vocabularies])
+        names = {name: self.names[name] for name in columns}
+        client = None if self.client_column in self.names.values() else self.client_column
+        return read_client_file(path, names, self.vocabularies, client, client_id)
 
     def _check_from_tables(self, named: Sequence[str]) -> None:
         """Keys of tables are sorted by id; those of words by how frequent they are."""
@@ -130,45 +116,9 @@ class Personal:
                     f"`Personal.predict` the client's store, made as the training data was (docs/data.md, Text)"
                 )
 
-    def _own_rows(self, path: str | Path, client_id: str | None, num_rows: int) -> np.ndarray:
-        """Which rows are the client's: all, or where a column names clients, those of one."""
-        name = self.client_column
-        clients = None if name in self.names.values() else _column(path, name)
-        if clients is None:
-            if client_id is not None:
-                raise UserError(
-                    f"'{path}' has no column '{name}', in which client '{client_id}' could be found"
-                )
-            return np.ones(num_rows, bool)
-        ids = clients.vocabularies[name].astype(str)
-        if client_id is None and len(ids) > 1:
-            raise UserError(
-                f"'{path}' holds rows of {len(ids)} clients (column '{name}'), and a client has its own rows only: "
-                f"pick one, as in --id {ids[0]} (client_id={str(ids[0])!r})"
-            )
-        if client_id is not None and client_id not in ids:
-            raise unknown("client", client_id, ids)
-        return ids[clients.columns[name]] == (ids[0] if client_id is None else client_id)
-
-
-def _column(path: str | Path, name: str, key: bool = True) -> ClientStore | None:
-    """One column of a table, in the order of its rows; None if it is not there or cannot be read."""
-    try:
-        return read_table(path, client=None, columns=[name], ids=[name] if key else [])
-    except UserError:
-        return None
-
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{path} {shape}" for path, shape in shapes.items()) or "nothing"
-
-
-def _look_up(vocabulary: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(key of each id, whether it has one); the vocabulary is sorted."""
-    if vocabulary.dtype.kind in "US" and values.dtype.kind not in "US":
-        values = values.astype(str)
-    place = np.minimum(np.searchsorted(vocabulary, values), len(vocabulary) - 1)
-    return place.astype(np.int32), vocabulary[place] == values
 
 
 def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
@@ -178,7 +128,7 @@ def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
 
 def load_local(path: str | Path) -> dict[str, np.ndarray]:
     """A local part that was stored before."""
-    arrays, header = load_arrays(Path(path))
+    arrays, header = load_arrays(regular(path, "give the file that `partwise personalize` wrote"))
     if header.get("kind") != "local":
         raise UserError(f"'{path}' is not a local part written by `partwise personalize`")
     return arrays

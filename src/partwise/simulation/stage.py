@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from partwise.data.checks import narrow
 from partwise.data.ragged import offsets, owners, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
@@ -158,7 +159,7 @@ def populate(store: ClientStore, partition: Partition, choices: Choices) -> Popu
 def shelve(population: Population) -> Shelf:
     """The population as arrays, for whole tables: a key is its own row."""
     columns = {
-        name: _narrow(column)
+        name: narrow(name, column)
         for name, column in population.store.columns.items()
         if name not in population.positions
     }
@@ -290,12 +291,6 @@ def account(
         serve(sizes, clients[i], {space: demand(space, i) for space in slots.key_count})
         for i in range(num_rounds)
     ]
-
-
-def _narrow(column: np.ndarray) -> np.ndarray:
-    """64-bit columns as 32-bit ones, which is what devices compute with."""
-    narrow = {np.dtype(np.int64): np.int32, np.dtype(np.float64): np.float32}.get(column.dtype)
-    return column.astype(narrow) if narrow else np.asarray(column)
 
 
 def grown(rooms: dict[str, int], name: str, size: int) -> int:

@@ -67,7 +67,7 @@ def test_splits_share_the_vocabulary_of_train(file):
     assert known.words.words == ("sort", "(", ")", ".", "?", "how", "to", "use", "x")
     assert known.tags.words == ("list", "python")
     store = tag_store(heldout, known, width=4)
-    assert store.client_ids.tolist() == ["10"]
+    assert store.client_ids.tolist() == [10]
     assert store.columns["words"].tolist() == [[0, 8, -1, -1]]
     assert store.columns["tags"].tolist() == [[0, -1, -1, -1, -1]]
     words = sentence_vocabulary(train)

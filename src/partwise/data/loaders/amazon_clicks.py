@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from partwise.data.loaders.locate import data_root, first_of
-from partwise.data.ragged import offsets
+from partwise.data.ragged import last_of, offsets
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
@@ -153,7 +153,7 @@ def _from_examples(file: File, length: int, info: dict[str, Any]) -> ClientStore
     items, ends = lists.values.cast(pa.int64()).to_numpy(), lists.offsets.to_numpy()[1:].astype(np.int64)
     lengths = np.where(items[ends - 1] == 0, 0, np.diff(ends, prepend=0))
     vocabulary = np.unique(np.concatenate([item, items[items > 0]]))
-    history = _last(np.searchsorted(vocabulary, items), ends, lengths, length)
+    history = last_of(np.searchsorted(vocabulary, items), ends, lengths, length)
     columns = {"item": np.searchsorted(vocabulary, item), "history": history, "label": label}
     return _store(user, columns, vocabulary, lengths, info)
 
@@ -183,18 +183,10 @@ def _from_ratings(file: File, length: int, min_ratings: int, info: dict[str, Any
     ends = np.cumsum(positive) - positive  # how many positive rows lie before each
     first = np.flatnonzero(np.diff(user, prepend=-1))
     lengths = ends - np.repeat(ends[first], np.diff(np.append(first, len(user))))
-    history = _last(item[positive], ends, lengths, length)
+    history = last_of(item[positive], ends, lengths, length)
     columns = {"item": item, "history": history, "label": positive, "time": time[rows]}
     info = info | {"dropped_ratings": len(table) - len(rows)}
     return _store(who[user], columns, vocabulary, lengths, info)
-
-
-def _last(values: np.ndarray, ends: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Of each list `values[end - length : end]` the last `width`, [N, width]; -1 behind the last."""
-    kept = np.minimum(lengths, width)
-    place = np.arange(width)
-    at = np.where(place < kept[:, None], (ends - kept)[:, None] + place, len(values))
-    return np.append(values, -1)[at].astype(np.int32)
 
 
 def _store(

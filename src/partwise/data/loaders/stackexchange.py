@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet
 
-from partwise.data.batches import to_texts
+from partwise.data.arrow import to_texts
 from partwise.data.checks import check_known
 from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders.locate import data_root, held_by

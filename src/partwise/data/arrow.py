@@ -1,0 +1,146 @@
+"""Columns of Arrow as ids and numbers. An array is validated in full before it is used: one wrong offset in a
+damaged file would otherwise be read from anywhere in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from partwise.data.checks import refuse, refuse_not_utf8
+from partwise.data.id_columns import Ids, checked_texts, encoded_ids, one_length, to_lists
+from partwise.data.ragged import owners
+from partwise.types import UserError
+
+
+def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = None) -> Ids:
+    """A column of ids, or of lists of ids."""
+    array = _whole(name, array, first_row)
+    if _is_list(array.type):
+        inner, lengths = _unlisted(name, array, first_row)
+        row_of = owners(lengths)
+        return to_lists(
+            name, _flat_ids(name, inner, lambda at: first_row + int(row_of[at])), lengths, width, first_row
+        )
+    if width is not None:
+        raise UserError(
+            f"lists has a width for column '{name}', which holds {array.type}: leave it out there"
+        )
+    return _flat_ids(name, array, lambda at: first_row + int(at))
+
+
+def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None = None) -> np.ndarray:
+    """A column of numbers, or of lists of numbers of one length; dates as whole numbers in their own unit."""
+    array = _whole(name, array, first_row)
+    if not _is_list(array.type):
+        if width is not None:
+            raise UserError(
+                f"lists has a width for column '{name}', which holds {array.type}: leave it out there"
+            )
+        return _flat_numbers(name, array, first_row)
+    inner, lengths = _unlisted(name, array, first_row)
+    if width is not None and np.all(lengths >= width):
+        ends = np.cumsum(lengths)
+        inner = inner.take(pa.array(((ends - width)[:, None] + np.arange(width)).reshape(-1)))
+        lengths = np.full(len(lengths), width)
+    elif width is not None:
+        raise UserError(
+            f"column '{name}' has lists of {lengths.min()} numbers, and lists asks for the last {width} of each: "
+            f"only ids can be filled up; give numbers of one length, or name the column in ids"
+        )
+    size = one_length(name, lengths, first_row)
+    numbers = arrow_numbers(name, inner, first_row)
+    return numbers.reshape(len(array), size, *numbers.shape[1:])
+
+
+def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
+    """An Arrow column as Python values; if it is text that is not UTF-8 (Arrow does not look), say in which row."""
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        refuse_not_utf8(name, array.cast(pa.large_binary()).to_pylist(), first_row)
+        raise
+
+
+def _whole(name: str, array: Any, first_row: int) -> pa.Array:
+    """One array of a simple type, valid and without gaps."""
+    if isinstance(array, pa.ChunkedArray):
+        for chunk in array.chunks:
+            _validate(name, chunk, first_row)
+        array = array.combine_chunks()
+        array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
+    _validate(name, array, first_row)
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _whole(name, array.storage, first_row)
+    if kinds.is_dictionary(array.type):
+        return _whole(name, array.dictionary_decode(), first_row)
+    if kinds.is_string_view(array.type) or kinds.is_binary_view(array.type):
+        wide = pa.large_string() if kinds.is_string_view(array.type) else pa.large_binary()
+        return _whole(name, array.cast(wide), first_row)
+    if array.null_count:
+        refuse(name, "missing values", array.is_null().to_numpy(zero_copy_only=False), first_row)
+    return array
+
+
+def _validate(name: str, array: pa.Array, first_row: int) -> None:
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" in str(error) and (kinds.is_string(array.type) or kinds.is_large_string(array.type)):
+            refuse_not_utf8(name, array.cast(pa.large_binary()).to_pylist(), first_row)
+        raise UserError(f"column '{name}' is damaged ({error}): get or write the file again") from error
+
+
+def _flat_ids(name: str, array: pa.Array, row: Callable[[Any], int]) -> Ids:
+    kind = array.type
+    if kinds.is_decimal(kind) or kinds.is_string(kind) or kinds.is_large_string(kind):
+        encoded = array.cast(pa.large_string()).dictionary_encode()
+        places = encoded.indices.to_numpy()
+        return Ids(checked_texts(name, encoded.dictionary.to_pylist(), places, row), places)
+    if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
+        return encoded_ids(name, array.to_pylist(), row)
+    return encoded_ids(name, _flat_numbers(name, array, 0), row)
+
+
+def _flat_numbers(name: str, array: pa.Array, first_row: int) -> np.ndarray:
+    kind = array.type
+    if kinds.is_duration(kind) or kinds.is_date(kind) or kinds.is_time(kind) or kinds.is_timestamp(kind):
+        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    elif kinds.is_decimal(kind):
+        array = array.cast(pa.float64())
+    elif kinds.is_string(kind) or kinds.is_large_string(kind):
+        shown = f" ({array[0].as_py()!r}, row {first_row})" if len(array) else ""
+        raise UserError(
+            f"column '{name}' holds text{shown}, but examples are numbers: "
+            f"name it in ids=('{name}',) to number its values, or leave it out"
+        )
+    elif not (kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_floating(kind)):
+        raise _unreadable(name, kind)
+    return array.to_numpy(zero_copy_only=False)
+
+
+def _unreadable(name: str, kind: pa.DataType) -> UserError:
+    return UserError(
+        f"column '{name}' holds {kind}: give one number or id per row, or a list of them, or leave it out"
+    )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+
+
+def _unlisted(name: str, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
+    """The values of all lists, and the lengths of the lists."""
+    if kinds.is_fixed_size_list(array.type):
+        lengths = np.full(len(array), array.type.list_size, np.int64)
+    else:
+        lengths = np.asarray(array.value_lengths(), np.int64)
+    inner = array.flatten()
+    if inner.null_count:
+        bad = np.zeros(len(array), bool)
+        bad[owners(lengths)[inner.is_null().to_numpy(zero_copy_only=False)]] = True
+        refuse(name, "missing values", bad, first_row)
+    return _whole(name, inner, first_row), lengths

@@ -1,0 +1,161 @@
+"""CSV and TSV files, also gzipped, streamed as Arrow batches; ids come as text, exactly as written."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import csv
+import datetime
+import gzip
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, cast
+
+import pyarrow as pa
+import pyarrow.csv
+
+from partwise.data.reading import READ_ERRORS, limited
+from partwise.types import UserError
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+BLOCK_BYTES = 1 << 23
+UTF8 = "utf-8"
+
+
+class Dialect(NamedTuple):
+    """How the text of a file is written."""
+
+    delimiter: str
+    encoding: str
+
+
+def dialect_of(kind: str, delimiter: str | None, encoding: str) -> Dialect:
+    """The dialect of a .csv or .tsv file; a BOM is no part of its text."""
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0' or ord(delimiter) > 127):
+        raise UserError(f"delimiter is {delimiter!r}: give one character of ASCII, such as ';'")
+    try:
+        name = codecs.lookup(encoding).name
+    except (LookupError, ValueError) as error:
+        raise UserError(
+            f"encoding is {encoding!r}, which Python does not know: give 'latin-1', say"
+        ) from error
+    return Dialect(delimiter or DELIMITERS[kind], UTF8 if name in ("utf-8-sig", "ascii") else name)
+
+
+def read_header(file: Path, dialect: Dialect) -> list[str]:
+    """The names of the columns."""
+    with _open_text(file, dialect) as text:
+        names = next(csv.reader(text, delimiter=dialect.delimiter), [])
+    if not names or len(set(names)) < len(names):
+        raise UserError(
+            f"{file}, line 1: {','.join(names)[:300]!r}; expected a header with one distinct name per column"
+        )
+    other = next((mark for mark in ";\t|," if len(names) == 1 and mark in names[0]), None)
+    if other:
+        raise UserError(
+            f"{file}, line 1: {names[0][:300]!r} is a single name, with {other!r} in it. Between columns there is "
+            f"{dialect.delimiter!r}: say otherwise with delimiter={other!r}"
+        )
+    return names
+
+
+def stream_delimited(
+    file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Two passes: the first finds types that hold for every line, not only for the first block."""
+    types: dict[str, pa.DataType] = {name: pa.string() for name in ids}
+    header = read_header(file, dialect)
+    while True:
+        try:
+            for _ in _stream(file, dialect, names, types):
+                pass
+            break
+        except pa.ArrowInvalid as error:
+            column = re.match(r"In CSV column #(\d+)", str(error))
+            name = header[int(column[1])] if column else None
+            if name is None or name in types:
+                raise
+            types[name] = pa.float64()
+    yield from _stream(file, dialect, names, types)
+
+
+def _stream(
+    file: Path, dialect: Dialect, names: Sequence[str], types: dict[str, pa.DataType]
+) -> Iterator[pa.RecordBatch]:
+    options = pyarrow.csv.ConvertOptions(include_columns=list(names), column_types=types)
+    parse = pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True)
+    read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=dialect.encoding.replace(UTF8, "utf8"))
+    with (
+        _open(file) as source,
+        pyarrow.csv.open_csv(
+            source, read_options=read, parse_options=parse, convert_options=options
+        ) as reader,
+    ):
+        yield from reader
+
+
+def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]) -> UserError | None:
+    """Read line by line, only to say what is wrong where."""
+    with contextlib.suppress(*READ_ERRORS), _open_text(file, dialect, "surrogateescape") as text:
+        reader = csv.reader(text, delimiter=dialect.delimiter)
+        header = next(reader)
+        for cells in filter(None, reader):
+            where = f"{file}, line {reader.line_num}"
+            if len(cells) != len(header):
+                return UserError(
+                    f"{where}: {len(cells)} fields, expected {len(header)} ({', '.join(header)[:300]})"
+                )
+            for name in names:
+                cell = cells[header.index(name)]
+                if not (cell and _is_text(cell) if name in ids else _is_number(cell)):
+                    return _bad_cell(f"{where}, column '{name}'", name, cell, name in ids)
+    return None
+
+
+def _bad_cell(where: str, name: str, cell: str, is_id: bool) -> UserError:
+    number = f"a finite number (or name it in ids=('{name}',))"
+    text = "text in UTF-8 (or say what it is written in, as in encoding='latin-1')"
+    expected = number if not is_id else text if cell else "an id"
+    return UserError(
+        f"{where}: {cell[:300]!r}; expected {expected}. "
+        "Mend or remove the line, or leave the column out with columns="
+    )
+
+
+def _is_text(cell: str) -> bool:
+    """Whether nothing of the cell had to be escaped when it was read."""
+    try:
+        cell.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return _is_date(cell)
+
+
+def _is_date(cell: str) -> bool:
+    try:
+        datetime.datetime.fromisoformat(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _open(file: Path) -> IO[bytes]:
+    """The bytes of a file, unpacked."""
+    if file.suffix.lower() != ".gz":
+        return file.open("rb")
+    return limited(cast(IO[bytes], gzip.open(file, "rb")), file.stat().st_size, file)
+
+
+def _open_text(file: Path, dialect: Dialect, errors: str = "replace") -> io.TextIOWrapper:
+    encoding = "utf-8-sig" if dialect.encoding == UTF8 else dialect.encoding
+    return io.TextIOWrapper(_open(file), encoding, errors, newline="")

@@ -1,0 +1,66 @@
+"""Ids: what a source calls its clients and items. Two ids are the same if and only if their texts are.
+
+Ids are whole numbers (int64) if every one of them is written as such a number is (7, not 007 or 7.0), and otherwise
+text, exactly as written. So one table gives one store, be it CSV, Parquet or rows of a program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from partwise.types import UserError
+
+_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number as it is written, and fits 64 bits."""
+    return bool(_WHOLE.fullmatch(text)) and (len(text) < 19 or -(2**63) <= int(text) < 2**63)
+
+
+def typed(texts: Sequence[str]) -> np.ndarray:
+    """Ids as an array: int64 if all of them are whole numbers as written, else text."""
+    if len(texts) and all(is_whole(text) for text in texts):
+        return np.array([int(text) for text in texts], np.int64)
+    return np.array(texts, dtype=str)
+
+
+def join_ids(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Ids of several parts (int64 or text each) as one array."""
+    held = list(parts)
+    if any(part.dtype.kind == "U" for part in held):
+        return typed([text for part in held for text in part.astype(str).tolist()])
+    return np.concatenate(held)
+
+
+def whole_numbers(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(which texts are whole numbers, the numbers; 0 elsewhere)."""
+    known = np.array([is_whole(text) for text in texts.tolist()], bool)
+    values = np.zeros(len(texts), np.int64)
+    values[known] = [int(text) for text in texts[known].tolist()]
+    return known, values
+
+
+def look_up(vocabulary: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where each of the wanted ids (int64 or text) lies in the vocabulary, by its text; -1 if it does not."""
+    known = np.ones(len(wanted), bool)
+    if vocabulary.dtype.kind == "U" and wanted.dtype.kind != "U":
+        wanted = wanted.astype(str)
+    elif vocabulary.dtype.kind != "U" and wanted.dtype.kind == "U":
+        known, wanted = whole_numbers(wanted)
+    if not len(vocabulary):
+        return np.full(len(wanted), -1)
+    order = np.argsort(vocabulary, kind="stable")
+    found = np.searchsorted(vocabulary, wanted, sorter=order)
+    place = order[np.minimum(found, len(vocabulary) - 1)]
+    return np.where(known & (vocabulary[place] == wanted), place, -1)
+
+
+def vocabulary_names(ids: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Column -> the name of its vocabulary; a plain list gives each column one of its own."""
+    if isinstance(ids, str):
+        raise UserError(f"ids is the text {ids!r}: give a list of columns, as in ids=[{ids!r}]")
+    return dict(ids) if isinstance(ids, Mapping) else {name: name for name in ids}

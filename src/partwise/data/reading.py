@@ -1,0 +1,135 @@
+"""Files of others. Whatever is wrong with one ends in an error that names it: here, in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import lzma
+import sqlite3
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from partwise.types import UserError
+
+# What readers raise on damaged files: Arrow, numpy (TokenError, SyntaxError), zipfile (NotImplementedError and
+# RecursionError are RuntimeErrors), json and xml (ValueError, SyntaxError), h5py (OSError, RuntimeError, KeyError).
+READ_ERRORS = (
+    pa.ArrowException,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    csv.Error,
+    sqlite3.Error,
+    struct.error,
+    tokenize.TokenError,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+FREE_BYTES = 1 << 26  # unpacked, in any case; beyond that a file may grow only so many times
+MAX_RATIO = 200  # the data sets that partwise knows unpack to 3 to 20 times their size
+
+
+@contextlib.contextmanager
+def reading(place: object, remedy: str = "is it whole? Get or write it again") -> Iterator[None]:
+    """Turn what a reader raises into a `UserError` that says where; one that says so already passes through."""
+    try:
+        yield
+    except UserError as error:
+        if str(place) in str(error):
+            raise
+        raise UserError(f"{place}: {error}") from error
+    except READ_ERRORS as error:
+        raise UserError(f"{place} cannot be read ({_reason(error)}): {remedy}") from error
+
+
+def _reason(error: BaseException) -> str:
+    said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    plain = isinstance(error, OSError | pa.ArrowException | UnicodeError | zipfile.BadZipFile)
+    return said[:300] if plain and said else f"{type(error).__name__} {said[:300]}".strip()
+
+
+def existing(path: str | Path, expected: str) -> Path:
+    """The path of something that exists; `expected` is for the message."""
+    path = Path(path)
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        why = (
+            "does not exist"
+            if isinstance(error, FileNotFoundError)
+            else f"cannot be opened ({_reason(error)})"
+        )
+        raise UserError(f"{_short(path)} {why}: {expected}") from error
+    return path
+
+
+def regular(path: str | Path, expected: str) -> Path:
+    """The path of a file, not of a folder, a pipe or a device, which may have no end."""
+    path = existing(path, expected)
+    if not path.is_file():
+        raise UserError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}: {expected}")
+    return path
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a regular file of this name; a name that cannot be one is not there."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _short(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 300 else f"{text[:100]}... ({len(text):,} letters)"
+
+
+def check_growth(where: object, unpacked: int, packed: int) -> None:
+    """Refuse a file that unpacks to far more than any real one: it would fill memory or disk."""
+    if unpacked > FREE_BYTES and unpacked > MAX_RATIO * max(packed, 1):
+        raise UserError(
+            f"{where} unpacks to more than {MAX_RATIO} times its {packed:,} bytes ({unpacked:,} so far), which no "
+            f"real data does: unpack it yourself if you trust it, and give the unpacked file"
+        )
+
+
+class Limited(io.RawIOBase):
+    """A packed stream, as it is unpacked, which ends with an error if it grows without measure."""
+
+    def __init__(self, stream: IO[bytes], packed: int, where: object):
+        self._stream, self._packed, self._where, self._read = stream, packed, where, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:  # type: ignore[override]
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._read += len(data)
+        check_growth(self._where, self._read, self._packed)
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def limited(stream: IO[bytes], packed: int, where: object) -> io.BufferedReader:
+    """The stream, buffered, which refuses to grow without measure."""
+    return io.BufferedReader(Limited(stream, packed, where), 1 << 20)
