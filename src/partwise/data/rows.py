@@ -40,9 +40,8 @@ def read_rows(
     the rows.
     """
     tables = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
-    batches, first = _batches(iter(tables)), []
-    for batch in itertools.islice(batches, 1):
-        first.append(batch)
+    batches = _batches(iter(tables))
+    first = list(itertools.islice(batches, 1))
     there = _names(first[0]) if first else []
     plan = plan_columns(there, client, columns, ids, order_by, lists)
     cleaned = _cleaned(itertools.chain(first, batches), client, plan)
