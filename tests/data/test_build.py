@@ -197,7 +197,7 @@ def test_a_killed_build_leaves_no_half_store(tmp_path, how):
     assert not target.exists()
     left = [path.name for path in tmp_path.iterdir()]
     assert left == [] if how == signal.SIGINT else all(name.endswith(".partial") for name in left)
-    with pytest.raises(UserError, match="there is no store at"):
+    with pytest.raises(UserError, match="does not exist: check the path"):
         open_store(target)
     assert build_store(target, [{"user": [1], "x": [2.0]}], "user").num_examples == 1
 

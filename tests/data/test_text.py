@@ -122,7 +122,7 @@ def test_bad_vocabularies_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, r"words.json cannot be read .*give a file of Vocabulary.save"),
+        (None, r"words.json (cannot be read|does not exist).*give a file of Vocabulary.save"),
         ("{", "cannot be read"),
         ("[1]", "is not a vocabulary: expected format 'partwise-vocabulary', version 1"),
         ('{"format": "partwise-vocabulary", "version": 2, "words": ["a"]}', "version 1"),

@@ -19,11 +19,13 @@ import pyarrow as pa
 
 from partwise.data.ids import join_ids
 from partwise.data.ragged import offsets
+from partwise.data.reading import existing, reading, regular
 from partwise.data.spool import Layout, Spool
 from partwise.types import UserError
 
 FORMAT = "partwise-store"
 VERSION = 1
+WHOLE = "a store has examples.arrow, clients.arrow, vocabularies.arrow and store.json"
 
 
 class Block(NamedTuple):
@@ -38,9 +40,9 @@ class Block(NamedTuple):
 def new_folder(path: str | Path) -> Iterator[Path]:
     """A folder to fill, which takes its name `path` only if the block ends well."""
     path = Path(path)
-    if path.exists():
-        raise UserError(f"{path} already exists: remove it first, or choose another folder")
     try:
+        if path.exists():
+            raise UserError(f"{path} already exists: remove it first, or choose another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as error:
@@ -115,51 +117,43 @@ def finish(
 
 def read_folder(path: str | Path) -> dict[str, Any]:
     """The fields of a `ClientStore`, the columns memory-mapped."""
-    path = Path(path)
+    path = existing(path, "check the path, or build a store with build_store or save")
     record = _read_record(path)
-    try:
-        with pa.memory_map(str(path / "examples.arrow")) as source:
-            batch = pa.ipc.open_file(source).get_batch(0)
+    with reading(f"the store {path}", "it is damaged; remove the folder and build it again"):
+        batch = _map_batch(path / "examples.arrow")
         clients = _read_batch(path / "clients.arrow")
         vocabularies = _read_batch(path / "vocabularies.arrow")
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(
-            f"the store {path} is damaged ({error}): remove the folder and build it again"
-        ) from error
-    counts = clients.column("count").to_numpy()
-    if not batch.num_rows == record["num_examples"] == counts.sum() or len(counts) != record["num_clients"]:
-        raise UserError(
-            f"the store {path} is damaged (its files disagree in length): remove it and build it again"
-        )
-    return {
-        "columns": {name: _column(batch.column(name), entry) for name, entry in record["columns"].items()},
-        "starts": offsets(counts),
-        "counts": counts,
-        "client_ids": _numpy(clients.column("client")),
-        "vocabularies": {
-            name: _numpy(vocabularies.column(name)[0].values) for name in vocabularies.schema.names
-        },
-        "info": record["info"],
-    }
+        counts = clients.column("count").cast(pa.int64()).to_numpy()
+        lengths = (batch.num_rows, int(counts.sum()), len(counts))
+        if lengths != (record["num_examples"], record["num_examples"], record["num_clients"]):
+            raise ValueError("its files disagree in length")
+        return {
+            "columns": {
+                name: _column(batch.column(name), entry) for name, entry in record["columns"].items()
+            },
+            "starts": offsets(counts),
+            "counts": counts,
+            "client_ids": _numpy(clients.column("client")),
+            "vocabularies": {
+                name: _numpy(vocabularies.column(name)[0].values) for name in vocabularies.schema.names
+            },
+            "info": dict(record["info"]),
+        }
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise UserError(f"there is no store at {path}: check the path, or build one with build_store or save")
     if not (path / "store.json").is_file():
         held = (
             ", ".join(sorted(p.name for p in path.iterdir())[:8]) if path.is_dir() else "a file, not a folder"
         )
         raise UserError(f"{path} is not a partwise store: it has no store.json ({held or 'empty'})")
-    try:
-        record = json.loads((path / "store.json").read_text())
-    except ValueError as error:
-        raise UserError(f"{path / 'store.json'} cannot be read ({error}): build the store again") from error
+    with reading(path / "store.json", "build the store again"):
+        record = json.loads((path / "store.json").read_text(encoding="utf-8"))
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise UserError(f"{path} is not a partwise store: store.json does not say format '{FORMAT}'")
-    if record["version"] != VERSION:
+    if record.get("version") != VERSION:
         raise UserError(
-            f"{path} has store version {record['version']}, this partwise reads version {VERSION}: "
+            f"{path} has store version {record.get('version')}, this partwise reads version {VERSION}: "
             "use the partwise that wrote it, or build the store again"
         )
     return record
@@ -174,12 +168,17 @@ def _arrow(values: np.ndarray) -> pa.Array:
 
 
 def _column(array: pa.Array, entry: Mapping[str, Any]) -> np.ndarray:
-    flat = array.flatten() if entry["shape"] else array
-    return flat.to_numpy(zero_copy_only=True).view(entry["dtype"]).reshape(len(array), *entry["shape"])
+    dtype = np.dtype(entry["dtype"])
+    flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
+    if dtype.kind not in "biuf" or not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+        raise ValueError(f"a column of {array.type} cannot be read as {dtype}")
+    return flat.to_numpy(zero_copy_only=True).view(dtype).reshape(len(array), *entry["shape"])
 
 
 def _numpy(array: pa.Array) -> np.ndarray:
-    return array.to_numpy() if pa.types.is_integer(array.type) else np.array(array.to_pylist(), dtype=str)
+    if array.null_count or not (pa.types.is_int64(array.type) or pa.types.is_string(array.type)):
+        raise ValueError(f"ids are {array.type} with {array.null_count} missing")
+    return array.to_numpy() if pa.types.is_int64(array.type) else np.array(array.to_pylist(), dtype=str)
 
 
 def _write_batch(path: Path, columns: Mapping[str, pa.Array]) -> None:
@@ -189,5 +188,15 @@ def _write_batch(path: Path, columns: Mapping[str, pa.Array]) -> None:
 
 
 def _read_batch(path: Path) -> pa.RecordBatch:
-    with pa.OSFile(str(path)) as source:
-        return pa.ipc.open_file(source).get_batch(0)
+    with pa.OSFile(str(regular(path, WHOLE))) as source:
+        batch = pa.ipc.open_file(source).get_batch(0)
+    batch.validate(full=True)
+    return batch
+
+
+def _map_batch(path: Path) -> pa.RecordBatch:
+    """Memory-mapped. Numbers need no look at each of them to be safe to read, only that there are enough."""
+    with pa.memory_map(str(regular(path, WHOLE))) as source:
+        batch = pa.ipc.open_file(source).get_batch(0)
+    batch.validate()
+    return batch

@@ -11,9 +11,9 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, ParamSpec, TypeVar
 
 import pyarrow as pa
 
@@ -41,6 +41,9 @@ READ_ERRORS = (
     TypeError,
     ValueError,
 )
+P = ParamSpec("P")
+T = TypeVar("T")
+
 FREE_BYTES = 1 << 26  # unpacked, in any case; beyond that a file may grow only so many times
 MAX_RATIO = 200  # the data sets that partwise knows unpack to 3 to 20 times their size
 
@@ -62,6 +65,16 @@ def _reason(error: BaseException) -> str:
     said = (error.strerror if isinstance(error, OSError) else None) or str(error)
     plain = isinstance(error, OSError | pa.ArrowException | UnicodeError | zipfile.BadZipFile)
     return said[:300] if plain and said else f"{type(error).__name__} {said[:300]}".strip()
+
+
+def guarded(place: object, read: Callable[P, Iterable[T]]) -> Callable[P, Iterator[T]]:
+    """`read`, whatever goes wrong while it is run through said of `place`."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        with reading(place):
+            yield from read(*args, **kwargs)
+
+    return run
 
 
 def existing(path: str | Path, expected: str) -> Path:

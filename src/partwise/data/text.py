@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
+from partwise.data.reading import reading, regular
 from partwise.types import UserError
 
 FORMAT = "partwise-vocabulary"
@@ -130,12 +131,10 @@ def vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
     """A vocabulary from the file that `Vocabulary.save` wrote."""
-    try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the vocabulary {path} cannot be read ({error}): give a file of Vocabulary.save"
-        ) from error
+    expected = "give a file of Vocabulary.save"
+    file = regular(path, expected)
+    with reading(file, expected):
+        record = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or record.get("format") != FORMAT or record.get("version") != VERSION:
         raise UserError(
             f"{path} is not a vocabulary: expected format '{FORMAT}', version {VERSION}; use Vocabulary.save"

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from partwise.data import holdout
+from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 from partwise.model.partition import Initial, keyed, local, partition
@@ -127,7 +128,7 @@ def load(
         raise UserError(
             "the task 'ratings' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
         )
-    if (Path(data) / "store.json").exists():
+    if is_there(Path(data) / "store.json"):
         store = open_store(data)
     else:
         names = {item: "item", rating: "rating"} | ({time: "time"} if time else {})

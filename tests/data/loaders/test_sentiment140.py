@@ -70,7 +70,7 @@ def test_bad_rows_are_named(tmp_path, row, message):
 def test_bad_archives_are_named(tmp_path):
     whole = gzip.compress("".join(ROWS * 50).encode("latin-1"))
     (tmp_path / "cut.csv.gz").write_bytes(whole[:-20])
-    with pytest.raises(UserError, match=r"cut.csv.gz is not a whole packed file .*download it again"):
+    with pytest.raises(UserError, match=r"cut.csv.gz cannot be read .*Download it again"):
         list(sentiment140.load(tmp_path / "cut.csv.gz"))
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as files:
         files.writestr("readme.txt", "nothing")

@@ -166,7 +166,7 @@ def test_bad_lines_name_file_and_line(file, line, message):
 
 def test_bad_files_are_named(file, of_tff, tmp_path, write_sqlite, monkeypatch):
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(UserError, match=r"jsonl.gz is not a whole packed file .*: download it again"):
+    with pytest.raises(UserError, match=r"jsonl.gz cannot be read .*Download it again"):
         list(shakespeare.load(file))
     with pytest.raises(UserError, match=r"gone.jsonl does not exist: give shakespeare_by_character.jsonl"):
         shakespeare.load(tmp_path / "gone.jsonl")

@@ -112,7 +112,7 @@ def test_bad_packed_files_are_named(database, tmp_path, monkeypatch):
     whole = lzma.compress(database.read_bytes(), lzma.FORMAT_ALONE)
     for content in (whole[: len(whole) // 2], b"<html>not found</html>"):
         packed.write_bytes(content)
-        with pytest.raises(UserError, match=r"sqlite.lzma is not a whole .lzma file .*download it again"):
+        with pytest.raises(UserError, match=r"sqlite.lzma cannot be read .*download it again"):
             next(tff.read_clients(packed, "train"))
     packed.write_bytes(lzma.compress(b"notes"))
     with pytest.raises(UserError, match=r"stackoverflow.sqlite.lzma is neither an SQLite nor an HDF5"):
@@ -179,7 +179,7 @@ def test_a_feature_missing_or_changing_within_a_client(tmp_path, write_sqlite):
         ("UPDATE client_metadata SET client_id = x'ff37' WHERE client_id = '7'",
          r"the client id b'.xff7' is not UTF-8; download"),
         ("UPDATE client_metadata SET client_id = CAST(x'ff37' AS TEXT) WHERE client_id = '7'",
-         r"is damaged or truncated \(Could not decode to UTF-8"),
+         r"cannot be read \(OperationalError Could not decode to UTF-8"),
         ("DELETE FROM examples WHERE client_id = '7'", "client 7: 0 examples, but client_metadata says 2"),
         ("DELETE FROM client_metadata WHERE client_id = '7'", "client 7: 2 examples, .* says 0"),
         ("UPDATE examples SET serialized_example_proto = x'0aff' WHERE rowid = 3",
@@ -201,7 +201,7 @@ def test_a_truncated_database_is_named(tmp_path, write_sqlite):
     content = path.read_bytes()
     for share in (0.9, 0.5, 0.02):
         path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(UserError, match=r"a.sqlite is damaged or truncated \(.*download it again"):
+        with pytest.raises(UserError, match=r"a.sqlite cannot be read \(.*damaged or truncated; download it again"):
             list(tff.read_clients(path, "train"))
 
 
@@ -248,7 +248,7 @@ def test_bad_hdf5_files_are_named(tmp_path, write_hdf5):
         next(tff.read_clients(path, features=["xs"]))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"train.h5 is damaged or truncated \(.*download it again"):
+    with pytest.raises(UserError, match=r"train.h5 cannot be read \(.*damaged or truncated; download it again"):
         list(tff.read_clients(path))
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["photos/a"] = [1]

@@ -11,8 +11,6 @@ ratings also `time`. Rows of a user are in time order. A user who never liked an
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from partwise.data.loaders.locate import data_root, first_of
+from partwise.data.loaders.packed import open_packed
 from partwise.data.ragged import last_of, offsets
+from partwise.data.reading import reading
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
@@ -78,15 +78,14 @@ def load(path: str | Path | None = None, length: int = 50, min_ratings: int = 40
     source = _locate(path)
     raw = ".csv" in source.suffixes
     form = RATINGS if raw else EXAMPLES
-    text, where = _read(source)
-    if not text.strip():
-        raise UserError(f"{where} is empty: expected lines of {form.line!r}")
-    header = text.split(b"\n", 1)[0].strip().decode("latin-1") == form.line
-    file = File(text, where, header)
     info = {"source": "Amazon clicks", "file": str(source), "history_length": length}
-    if raw:
-        return _from_ratings(file, length, min_ratings, info)
-    return _from_examples(file, length, info)
+    with reading(source):
+        text, where = _read(source)
+        if not text.strip():
+            raise UserError(f"{where} is empty: expected lines of {form.line!r}")
+        header = text.split(b"\n", 1)[0].strip().decode("latin-1") == form.line
+        file = File(text, where, header)
+        return _from_ratings(file, length, min_ratings, info) if raw else _from_examples(file, length, info)
 
 
 def _locate(path: str | Path | None) -> Path:
@@ -97,16 +96,8 @@ def _locate(path: str | Path | None) -> Path:
 
 def _read(source: Path) -> tuple[bytes, str]:
     """The file's text, and its name for messages."""
-    if source.suffix != ".zip":
-        with pa.input_stream(str(source), compression="detect") as stream:
-            return stream.read(), str(source)
-    try:
-        with zipfile.ZipFile(source) as archive:
-            if FILES[0] not in archive.namelist():
-                raise UserError(f"{source} holds no {FILES[0]}, but {', '.join(archive.namelist()[:12])}")
-            return archive.read(FILES[0]), f"{source}/{FILES[0]}"
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{source} is not a whole zip file ({error}): download it again") from error
+    with open_packed(source, lambda names: FILES[0] if FILES[0] in names else None) as stream:
+        return stream.read(), f"{source}/{FILES[0]}" if source.suffix == ".zip" else str(source)
 
 
 def _parse(file: File, form: Format) -> pa.Table:

@@ -12,6 +12,7 @@ from typing import Any
 
 from partwise.data.corpus import NEGATIVE, POSITIVE, Corpus, Text
 from partwise.data.loaders.json_lines import read_lines, read_object
+from partwise.data.reading import guarded
 from partwise.data.text import leaf_tokens
 from partwise.types import UserError
 
@@ -33,7 +34,7 @@ def load(file: str | Path, summary: bool = True) -> Corpus:
         for where, line in read_lines(place):
             yield _text(line, summary, where, counts)
 
-    return Corpus(f"Amazon reviews {place}", read)
+    return Corpus(f"Amazon reviews {place}", guarded(place, read))
 
 
 def _text(line: bytes, summary: bool, where: str, counts: Counter[str]) -> Text:

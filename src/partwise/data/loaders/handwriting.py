@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from partwise.data.build import join_blocks, write_store
 from partwise.data.folder import Block
 from partwise.data.loaders import tff
 from partwise.data.loaders.locate import data_root, first_of
+from partwise.data.reading import check_growth, reading
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError, unknown
 
@@ -54,7 +54,12 @@ def load_mnist_by_writer(path: str | Path | None = None) -> tuple[ClientStore, C
     """
     names = [MNIST_FILE, f"mnist-by-writer/{MNIST_FILE}"]
     source = _locate(path, names, MNIST_FILE)
-    arrays = _read_arrays(source)
+    with reading(source, "is it a whole .npz file? Get it again"):
+        stores = _split_writers(_read_arrays(source), source)
+    return stores[0], stores[1]
+
+
+def _split_writers(arrays: dict[str, np.ndarray], source: Path) -> list[ClientStore]:
     images, labels, writers = (arrays[name] for name in ("images", "labels", "writer"))
     _check_images(images, f"{source}, images")
     _check_labels(labels, 10, f"{source}, labels")
@@ -66,7 +71,7 @@ def load_mnist_by_writer(path: str | Path | None = None) -> tuple[ClientStore, C
         info = {"source": "MNIST by writer", "file": str(source), "sha256": sha256, "split": part}
         counts = _counts(len(np.unique(writers[rows])), int(rows.sum()), MNIST_COUNTS[part])
         stores.append(group_rows(writers[rows], columns, (), {**info, "classes": 10, **counts}))
-    return stores[0], stores[1]
+    return stores
 
 
 def load_emnist(
@@ -83,7 +88,7 @@ def load_emnist(
     names = ["emnist_all.sqlite", "emnist_all.sqlite.lzma", hdf5[0]]
     names += [f"emnist/{name}" for name in names]
     source = _locate(path, names, f"federated EMNIST ({EMNIST_URL})")
-    with tff.unpacked(source) as file:
+    with reading(source), tff.unpacked(source) as file:
         if tff.is_hdf5(source):
             places = [(tff.sibling(source, part, PARTS), None) for part in PARTS]
         else:
@@ -152,15 +157,15 @@ def _check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
 
 
 def _read_arrays(source: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(source, allow_pickle=False) as file:
-            names, arrays = list(file), {name: file[name] for name in MNIST_ARRAYS if name in file}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, TypeError) as error:
-        raise UserError(f"{source} is not a whole .npz file ({error}): get it again") from error
+    with zipfile.ZipFile(source) as archive:
+        for member in archive.infolist():
+            check_growth(f"{source}/{member.filename}", member.file_size, member.compress_size)
+    with np.load(source, allow_pickle=False) as file:
+        names, arrays = list(file), {name: file[name] for name in MNIST_ARRAYS if name in file}
     for name in MNIST_ARRAYS:
         if name not in arrays:
             raise UserError(f"{source}: {unknown('array', name, names)}; give {MNIST_FILE}")
-    lengths = {name: len(values) for name, values in arrays.items()}
+    lengths = {name: len(values) if values.ndim else "none" for name, values in arrays.items()}
     if len(set(lengths.values())) > 1 or set(np.unique(arrays["split"]).tolist()) != {0, 1}:
         raise UserError(
             f"{source}: arrays of lengths {lengths} with splits {np.unique(arrays['split']).tolist()}; "

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from partwise.data.reading import existing, is_there, reading, regular
 from partwise.types import UserError
 
 
@@ -17,22 +18,20 @@ def data_root(path: str | Path | None, what: str, how: str, expected: str) -> Pa
         raise UserError(
             f"no path to {what} was given: {how}, or set PARTWISE_DATA to the folder that holds it"
         )
-    root = Path(given).expanduser()
-    if not root.exists():
-        raise UserError(f"{root} does not exist: {expected}")
-    return root
+    return existing(Path(given).expanduser(), expected)
 
 
 def first_of(root: Path, names: Sequence[str], what: str, remedy: str = "") -> Path:
     """The root itself if it is a file, else the first of these names that it holds."""
-    if root.is_file():
-        return root
+    if not root.is_dir():
+        return regular(root, f"give {what}, or a folder that holds it")
     for name in names:
-        if (root / name).is_file():
+        if is_there(root / name):
             return root / name
     raise UserError(f"{root} holds no {what}: looked for {', '.join(names)}, found {held_by(root)}{remedy}")
 
 
 def held_by(folder: Path) -> str:
     """Words for what is in a folder."""
-    return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+    with reading(folder):
+        return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"

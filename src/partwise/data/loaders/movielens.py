@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import io
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from partwise.data.loaders.locate import data_root, first_of
+from partwise.data.loaders.packed import open_member
 from partwise.data.ragged import owners
+from partwise.data.reading import reading
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError, unknown
 
@@ -56,11 +57,12 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
     """
     release = find_release(size)
     source = locate(path, release)
-    text, where, info = _read(source, release)
-    table = _parse(text, release, where)
-    _check_ratings(table, text, where)
-    store = group_rows(table.pop("user"), table, ("item",), info)
-    _check_pairs(store, text, release, where)
+    with reading(source, "is it whole? Download it again"):
+        text, where, info = _read(source, release)
+        table = _parse(text, release, where)
+        _check_ratings(table, text, where)
+        store = group_rows(table.pop("user"), table, ("item",), info)
+        _check_pairs(store, text, release, where)
     counts = {"users": store.num_clients, "items": store.num_keys("item"), "ratings": store.num_examples}
     published = tuple(counts.values()) == (release.users, release.items, release.ratings)
     return dataclasses.replace(store, info={**store.info, **counts, "published_counts": published})
@@ -99,17 +101,13 @@ def _read(source: Path, release: Release) -> tuple[bytes, str, dict[str, Any]]:
 
 def unzip(data: bytes, source: Path, file: str, release: Release) -> tuple[bytes, str]:
     """A file of the zip whose bytes are given, and its name for messages."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = archive.namelist()
-            member = next((name for name in names if Path(name).name == file), None)
-            if member is None:
-                raise UserError(
-                    f"{source} holds no {file}, but {', '.join(names[:12])}: give {release.name}.zip"
-                )
-            return archive.read(member), f"{source}/{member}"
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{source} is not a whole zip file ({error}): download it again") from error
+    with reading(source, "is it whole? Download it again"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        names = archive.namelist()
+        member = next((name for name in names if Path(name).name == file), None)
+        if member is None:
+            raise UserError(f"{source} holds no {file}, but {', '.join(names[:12])}: give {release.name}.zip")
+        with open_member(archive, member, source, len(data)) as opened:
+            return opened.read(), f"{source}/{member}"
 
 
 def _parse(text: bytes, release: Release, where: str) -> dict[str, np.ndarray]:

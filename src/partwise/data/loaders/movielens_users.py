@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from partwise.data.loaders.movielens import Release, bad_line, find_release, locate, unzip
+from partwise.data.reading import reading
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
@@ -20,8 +21,10 @@ AGES = (1, 18, 25, 35, 45, 50, 56)  # a group is named by the least age in it; 1
 def with_users(store: ClientStore, path: str | Path | None = None, size: str = "1m") -> ClientStore:
     """A store of `movielens.load`, with `gender` and `age` (numbers in GENDERS and AGES) beside every rating."""
     release = find_release(size)
-    text, where = _read(locate(path, release), release)
-    users = _parse(text, release, where)
+    source = locate(path, release)
+    with reading(source):
+        text, where = _read(source, release)
+        users = _parse(text, release, where)
     missing = [user for user in store.client_ids.tolist() if user not in users]
     if missing:
         raise UserError(

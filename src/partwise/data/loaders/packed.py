@@ -5,29 +5,30 @@ from __future__ import annotations
 import contextlib
 import gzip
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
+from partwise.data.reading import check_growth, limited, reading, regular
 from partwise.types import UserError
+
+Choose = Callable[[list[str]], str | None]
 
 
 @contextlib.contextmanager
-def open_packed(file: Path, choose: Callable[[list[str]], str | None]) -> Iterator[IO[bytes]]:
+def open_packed(file: Path, choose: Choose) -> Iterator[IO[bytes]]:
     """The bytes of a file, unpacked as they are read. `choose` names a zip's member, or None if it has none."""
-    try:
-        with contextlib.ExitStack() as opened:
-            yield opened.enter_context(_open(file, choose, opened))
-    except (zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise UserError(f"{file} is not a whole packed file ({error}): download it again") from error
+    regular(file, "give the file as it was downloaded")
+    with reading(file, "is it whole? Download it again"), contextlib.ExitStack() as opened:
+        yield opened.enter_context(_open(file, choose, opened))
 
 
-def _open(file: Path, choose: Callable[[list[str]], str | None], opened: contextlib.ExitStack) -> IO[bytes]:
+def _open(file: Path, choose: Choose, opened: contextlib.ExitStack) -> IO[bytes]:
     with file.open("rb") as source:
         magic = source.read(4)
+    size = file.stat().st_size
     if magic[:2] == b"\x1f\x8b":
-        return cast(IO[bytes], gzip.open(file, "rb"))
+        return limited(cast(IO[bytes], gzip.open(file, "rb")), size, file)
     if magic != b"PK\x03\x04":
         return file.open("rb")
     archive = opened.enter_context(zipfile.ZipFile(file))
@@ -35,4 +36,12 @@ def _open(file: Path, choose: Callable[[list[str]], str | None], opened: context
     if member is None:
         held = ", ".join(archive.namelist()[:12])
         raise UserError(f"{file} holds none of the files that are read from it, but {held or 'nothing'}")
-    return archive.open(member)
+    return open_member(archive, member, file, size)
+
+
+def open_member(archive: zipfile.ZipFile, member: str, file: Path, size: int) -> IO[bytes]:
+    """A file of a zip of that size."""
+    info = archive.getinfo(member)
+    packed, where = min(info.compress_size, size), f"{file}/{member}"
+    check_growth(where, info.file_size, packed)
+    return limited(archive.open(member), packed, where)

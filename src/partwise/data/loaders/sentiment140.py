@@ -16,6 +16,7 @@ from pathlib import Path
 
 from partwise.data.corpus import NEGATIVE, POSITIVE, Corpus, Text
 from partwise.data.loaders.packed import open_packed
+from partwise.data.reading import guarded
 from partwise.data.text import leaf_tokens
 from partwise.types import UserError
 
@@ -45,7 +46,7 @@ def load(file: str | Path) -> Corpus:
             for line, row in _rows(lines, place):
                 yield _text(row, f"{place}, line {line}", counts)
 
-    return Corpus(f"Sentiment140 {place}", read)
+    return Corpus(f"Sentiment140 {place}", guarded(place, read))
 
 
 def training_member(names: list[str]) -> str | None:

@@ -16,6 +16,7 @@ from partwise.data.corpus import Corpus, Text
 from partwise.data.loaders import tff
 from partwise.data.loaders.json_lines import read_lines, read_object
 from partwise.data.loaders.locate import data_root, first_of
+from partwise.data.reading import guarded, is_there
 from partwise.data.text import sentences
 from partwise.types import UserError
 
@@ -59,7 +60,7 @@ def load(path: str | Path | None = None, min_speeches: int = 2) -> Corpus:
             if held[speech.role] >= min_speeches:
                 yield from _text(speech, counts)
 
-    return Corpus(f"Shakespeare {source}", read)
+    return Corpus(f"Shakespeare {source}", guarded(source, read))
 
 
 def locate(path: str | Path | None) -> Path | None:
@@ -69,7 +70,7 @@ def locate(path: str | Path | None) -> Path | None:
         return None
     source = Path(path).expanduser()
     if source.is_dir():
-        return next((source / name for name in FILES if (source / name).is_file()), None)
+        return next((source / name for name in FILES if is_there(source / name)), None)
     of_tff = source.name.startswith("shakespeare") and source.name.endswith(tff.SUFFIXES)
     return source if of_tff or source.name.endswith((".jsonl", ".jsonl.gz")) else None
 

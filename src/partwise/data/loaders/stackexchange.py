@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
 import pyarrow.parquet
 
 from partwise.data.arrow import to_texts
 from partwise.data.checks import check_known
 from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders.locate import data_root, held_by
+from partwise.data.reading import guarded, reading
 from partwise.data.text import plain_text, sentences, tokens
 from partwise.types import UserError
 
@@ -86,7 +86,7 @@ def load(
             for row in _rows(file, COMMENT, site):
                 yield from _comment(row, counts)
 
-    return Corpus(f"Stack Exchange {', '.join(map(str, files))}", read)
+    return Corpus(f"Stack Exchange {', '.join(map(str, files))}", guarded(files[0].parent, read))
 
 
 def _post(row: Row, question_tags: Tags | None, counts: Counter[str]) -> Iterator[Text]:
@@ -135,9 +135,11 @@ def split_tags(text: str, where: str = "Tags") -> tuple[str, ...]:
 def _question_tags(files: list[Path], site: str | None) -> Tags:
     tags: Tags = {}
     for file in files:
-        for row in _rows(file, ("Id", "PostTypeId", "Tags"), site):
-            if row.number("PostTypeId") == 1:
-                tags[row.site, int(row.required("Id"))] = split_tags(row.fields.get("Tags") or "", row.where)
+        with reading(file):
+            for row in _rows(file, ("Id", "PostTypeId", "Tags"), site):
+                if row.number("PostTypeId") == 1:
+                    number = int(row.required("Id"))
+                    tags[row.site, number] = split_tags(row.fields.get("Tags") or "", row.where)
     return tags
 
 
@@ -147,22 +149,17 @@ def _rows(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[Row]
 
 
 def _read_parquet(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[Row]:
-    try:
-        with pyarrow.parquet.ParquetFile(file) as source:
-            wanted = [*names, *([] if site else ["Site"])]
-            check_known(wanted, source.schema_arrow.names)
-            first_row = 0
-            for batch in source.iter_batches(ROWS_AT_ONCE, columns=wanted):
-                columns = [to_texts(name, batch[name], first_row) for name in wanted]
-                for values in zip(*columns, strict=True):
-                    fields = dict(zip(wanted, values, strict=True))
-                    where = f"{file}, row with Id {fields['Id']}"
-                    yield Row(site or fields["Site"], fields, where)
-                first_row += batch.num_rows
-    except UserError as error:
-        raise UserError(f"{file}: {error}" if str(file) not in str(error) else str(error)) from error
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{file} cannot be read ({error}): is it a whole .parquet file?") from error
+    with reading(file, "is it a whole .parquet file?"), pyarrow.parquet.ParquetFile(file) as source:
+        wanted = [*names, *([] if site else ["Site"])]
+        check_known(wanted, source.schema_arrow.names)
+        first_row = 0
+        for batch in source.iter_batches(ROWS_AT_ONCE, columns=wanted):
+            columns = [to_texts(name, batch[name], first_row) for name in wanted]
+            for values in zip(*columns, strict=True):
+                fields = dict(zip(wanted, values, strict=True))
+                where = f"{file}, row with Id {fields['Id']}"
+                yield Row(site or fields["Site"], fields, where)
+            first_row += batch.num_rows
 
 
 def _read_xml(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[Row]:

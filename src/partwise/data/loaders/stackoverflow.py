@@ -13,6 +13,7 @@ from pathlib import Path
 
 from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders import tff
+from partwise.data.reading import guarded, is_there
 from partwise.data.text import MAX_LETTERS, tokens
 from partwise.types import unknown
 
@@ -37,7 +38,7 @@ def load(path: str | Path, split: str | None = None) -> Corpus:
             for values in zip(*(examples[name] for name in FEATURES), strict=True):
                 yield from _text(client, [_decode(value) for value in values], where, counts)
 
-    return Corpus(f"Stack Overflow {where}", read)
+    return Corpus(f"Stack Overflow {where}", guarded(path, read))
 
 
 def locate(path: str | Path | None) -> Path | None:
@@ -47,7 +48,7 @@ def locate(path: str | Path | None) -> Path | None:
         return None
     source = Path(path).expanduser()
     if source.is_dir():
-        return next((source / name for name in FILES if (source / name).is_file()), None)
+        return next((source / name for name in FILES if is_there(source / name)), None)
     named = source.name.endswith(tff.SUFFIXES) and not source.name.startswith("shakespeare")
     return source if named else None
 

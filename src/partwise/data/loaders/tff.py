@@ -18,11 +18,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 
 from partwise.data.loaders.example_proto import Decoder, import_tff
+from partwise.data.reading import check_growth, limited, reading, regular
 from partwise.types import UserError, nearest, unknown
 
 Features = dict[str, list | np.ndarray]
@@ -35,6 +36,7 @@ TABLES = {
     "client_metadata": ("client_id", "split_name", "num_examples"),
 }
 COPY_BYTES = 1 << 22
+DOWNLOAD = "it is damaged or truncated; download it again"
 
 
 def read_clients(
@@ -88,19 +90,19 @@ def unpacked(path: str | Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="partwise-") as folder:
         target = Path(folder) / path.stem
-        _unpack(path, target)
+        with reading(path, DOWNLOAD):
+            _unpack(path, target)
         yield target
 
 
 def _unpack(path: Path, target: Path) -> None:
     try:
-        with lzma.open(path) as source, target.open("wb") as sink:
+        packed = regular(path, "give the .lzma file as it was downloaded").stat().st_size
+        with limited(cast(IO[bytes], lzma.open(path)), packed, path) as source, target.open("wb") as sink:
             shutil.copyfileobj(source, sink, COPY_BYTES)
-    except (lzma.LZMAError, EOFError) as error:
-        raise UserError(f"{path} is not a whole .lzma file ({error}): download it again") from error
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(f"{path} cannot be unpacked into {target.parent}: {error.strerror}") from error
+            raise
         written = target.stat().st_size if target.exists() else 0
         raise UserError(
             f"{path} does not fit into {target.parent} once unpacked (no room after {written:,} bytes): set "
@@ -110,12 +112,10 @@ def _unpack(path: Path, target: Path) -> None:
 
 def _kind(path: Path) -> bytes:
     """SQLITE or HDF5, by the file's first bytes; a packed file is held to be SQLite until it is unpacked."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise UserError(f"{path} {what}: give a .sqlite, .sqlite.lzma or .h5 file of TensorFlow Federated")
+    regular(path, "give a .sqlite, .sqlite.lzma or .h5 file of TensorFlow Federated")
     if path.suffix in PACKED:
         return SQLITE
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return _recognise(file.read(16), path)
 
 
@@ -136,14 +136,10 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         with file.open("rb") as opened:
             if _recognise(opened.read(16), path) != SQLITE:
                 raise UserError(f"{path} holds HDF5, which has no names of splits and must not be packed")
-        connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
-        try:
+        address = f"{file.absolute().as_uri()}?mode=ro"
+        with reading(path, DOWNLOAD), contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
             _check_tables(connection, path)
             yield connection
-        except sqlite3.DatabaseError as error:
-            raise UserError(f"{path} is damaged or truncated ({error}): download it again") from error
-        finally:
-            connection.close()
 
 
 def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
@@ -217,20 +213,20 @@ def _text(client: Any, path: Path) -> str:
 
 def _read_hdf5(path: Path, features: Sequence[str] | None) -> Iterator[tuple[str, Features]]:
     h5py = import_tff("h5py")
-    try:
-        with h5py.File(path, "r") as file:
-            if not isinstance(file.get("examples"), h5py.Group):
-                raise UserError(
-                    f"{path} has no group 'examples' (known: {', '.join(file) or 'none'}): "
-                    "is it from TensorFlow Federated?"
-                )
-            for client, group in file["examples"].items():
-                yield client, _read_group(h5py, group, features, f"{path}, client {client}")
-    except (OSError, RuntimeError, KeyError) as error:
-        raise UserError(f"{path} is damaged or truncated ({error}): download it again") from error
+    with reading(path, DOWNLOAD), h5py.File(path, "r") as file:
+        if not isinstance(file.get("examples"), h5py.Group):
+            raise UserError(
+                f"{path} has no group 'examples' (known: {', '.join(file) or 'none'}): "
+                "is it from TensorFlow Federated?"
+            )
+        size = path.stat().st_size
+        for client, group in file["examples"].items():
+            yield client, _read_group(h5py, group, features, f"{path}, client {client}", size)
 
 
-def _read_group(h5py: ModuleType, group: Any, features: Sequence[str] | None, where: str) -> Features:
+def _read_group(
+    h5py: ModuleType, group: Any, features: Sequence[str] | None, where: str, size: int
+) -> Features:
     if not isinstance(group, h5py.Group):
         raise UserError(f"{where}: a data set, where a group with a data set per feature was expected")
     names = list(group) if features is None else features
@@ -238,6 +234,7 @@ def _read_group(h5py: ModuleType, group: Any, features: Sequence[str] | None, wh
         if not isinstance(group.get(name), h5py.Dataset) or not group[name].shape:
             known = [other for other in group if other != name]
             raise UserError(f"{where}: {unknown('feature', name, known)}")
+        check_growth(f"{where}, {name}", group[name].nbytes, size)
     columns = {name: _values(group[name][()]) for name in names}
     _check_lengths(columns, where)
     return columns
