@@ -23,7 +23,7 @@ from partwise.data.delimited import (
     read_header,
     stream_delimited,
 )
-from partwise.data.reading import existing, reading, regular
+from partwise.data.reading import existing, naming, reading, regular
 from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
 from partwise.data.store import ClientStore
 from partwise.types import UserError
@@ -56,11 +56,12 @@ def read_table(
     files = _files(path)
     dialect = _dialect(files[0], delimiter, encoding)
     there = _names(files[0], dialect)
-    plan = plan_columns(there, client, columns, ids, order_by, lists)
-    check_known(plan.names or (), there)
-    batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
-    kept = kept_columns(there, client, columns, ids)
-    return gather_batches(batches, client, ids, out, order_by, {"source": str(path)}, kept)
+    with naming(path):
+        plan = plan_columns(there, client, columns, ids, order_by, lists)
+        check_known(plan.names or (), there)
+        batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
+        kept = kept_columns(there, client, columns, ids)
+        return gather_batches(batches, client, ids, out, order_by, {"source": str(path)}, kept)
 
 
 def column_names(path: str | Path, delimiter: str | None = None, encoding: str = UTF8) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.data.ids import look_up, typed
+from partwise.data.reading import naming
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import column_names, read_table
 from partwise.types import UserError, unknown
@@ -100,5 +101,6 @@ def _owner(path: str | Path, column: str | None, client_id: str | None, num_rows
         )
     place = 0 if client_id is None else int(look_up(ids, typed([str(client_id)]))[0])
     if place < 0:
-        raise unknown("client", str(client_id), ids.astype(str))
+        with naming(path):
+            raise unknown("client", str(client_id), ids.astype(str))
     return Owner(clients.columns[column] == place, ids[place].item())

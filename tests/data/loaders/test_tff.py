@@ -201,7 +201,9 @@ def test_a_truncated_database_is_named(tmp_path, write_sqlite):
     content = path.read_bytes()
     for share in (0.9, 0.5, 0.02):
         path.write_bytes(content[: int(len(content) * share)])
-        with pytest.raises(UserError, match=r"a.sqlite cannot be read \(.*damaged or truncated; download it again"):
+        with pytest.raises(
+            UserError, match=r"a.sqlite cannot be read \(.*damaged or truncated; download it again"
+        ):
             list(tff.read_clients(path, "train"))
 
 
@@ -248,7 +250,9 @@ def test_bad_hdf5_files_are_named(tmp_path, write_hdf5):
         next(tff.read_clients(path, features=["xs"]))
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(UserError, match=r"train.h5 cannot be read \(.*damaged or truncated; download it again"):
+    with pytest.raises(
+        UserError, match=r"train.h5 cannot be read \(.*damaged or truncated; download it again"
+    ):
         list(tff.read_clients(path))
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["photos/a"] = [1]

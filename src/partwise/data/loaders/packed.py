@@ -12,6 +12,7 @@ from typing import IO, cast
 from partwise.data.reading import check_growth, limited, reading, regular
 from partwise.types import UserError
 
+ZIPS = (b"PK\x03\x04", b"PK\x05\x06")  # with files, and without
 Choose = Callable[[list[str]], str | None]
 
 
@@ -29,7 +30,7 @@ def _open(file: Path, choose: Choose, opened: contextlib.ExitStack) -> IO[bytes]
     size = file.stat().st_size
     if magic[:2] == b"\x1f\x8b":
         return limited(cast(IO[bytes], gzip.open(file, "rb")), size, file)
-    if magic != b"PK\x03\x04":
+    if magic not in ZIPS and file.suffix.lower() != ".zip":
         return file.open("rb")
     archive = opened.enter_context(zipfile.ZipFile(file))
     member = choose(archive.namelist())
