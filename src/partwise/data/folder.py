@@ -25,7 +25,7 @@ from partwise.types import UserError
 
 FORMAT = "partwise-store"
 VERSION = 1
-WHOLE = "a store has examples.arrow, clients.arrow, vocabularies.arrow and store.json"
+WHOLE = "the store is not whole; remove the folder and build it again"
 
 
 class Block(NamedTuple):

@@ -57,7 +57,7 @@ def reading(place: object, remedy: str = "is it whole? Get or write it again") -
     except UserError:
         raise
     except READ_ERRORS as error:
-        raise UserError(f"{place} cannot be read ({_reason(error)}): {remedy}") from error
+        raise UserError(f"{_short(place)} cannot be read ({_reason(error)}): {remedy}") from error
 
 
 @contextlib.contextmanager
@@ -66,9 +66,9 @@ def naming(place: object) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if str(place) in str(error):
+        if _short(place) in str(error):
             raise
-        raise UserError(f"{place}: {error}") from error
+        raise UserError(f"{_short(place)}: {error}") from error
 
 
 def _reason(error: BaseException) -> str:
@@ -118,8 +118,8 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def _short(path: Path) -> str:
-    text = str(path)
+def _short(place: object) -> str:
+    text = str(place)
     return text if len(text) <= 300 else f"{text[:100]}... ({len(text):,} letters)"
 
 

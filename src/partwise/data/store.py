@@ -14,6 +14,7 @@ from partwise.data.folder import Block, read_folder, write_folder
 from partwise.data.id_columns import Ids, factorize, to_ids
 from partwise.data.ids import look_up, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
+from partwise.data.reading import naming
 from partwise.data.spool import layouts_of, rows_at_once
 from partwise.types import UserError, nearest
 
@@ -221,7 +222,8 @@ class ClientStore:
 
 def open_store(path: str | Path) -> ClientStore:
     """A store from its folder, in no time: columns are memory maps, read as they are used."""
-    return ClientStore(**read_folder(path))
+    with naming(f"the store {path}"):
+        return ClientStore(**read_folder(path))
 
 
 def group_rows(
