@@ -11,6 +11,7 @@ from partwise.client.state import Client, Progress, outputs_of, read
 from partwise.metrics import Measured, Pairs, Sums, zero_sums
 from partwise.model.spec import Batch, Metric, Model, Pooled
 from partwise.randomness import child
+from partwise.types import UserError
 
 BATCH = 16  # many clients have few examples, and a batch is computed whole
 
@@ -28,9 +29,9 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
         rows, need = read(client, progress, drawn)
         outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
         return {
-            name: _put(so_far[name], metric, outputs, need.batch, need.mask, i)
+            name: _put(name, so_far[name], metric, outputs, need.batch, need.mask, i)
             if isinstance(metric, Pooled)
-            else _add(so_far[name], metric, model, outputs, need.batch, need.mask)
+            else _add(name, so_far[name], metric, model, outputs, need.batch, need.mask)
             for name, metric in metrics.items()
         }
 
@@ -42,11 +43,28 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
 
 
 def _add(
-    total: Sums | Pairs, metric: Metric, model: Model, outputs: jax.Array, batch: Batch, mask: jax.Array
+    name: str,
+    total: Sums | Pairs,
+    metric: Metric,
+    model: Model,
+    outputs: jax.Array,
+    batch: Batch,
+    mask: jax.Array,
 ) -> Sums:
     masked = lambda each: jnp.sum(jnp.where(mask, each, 0), dtype=jnp.float32)
     value, weight = metric.values(outputs, batch), (metric.weight or model.weight)(batch)
+    _check_each(name, mask, values=value, weights=weight)
     return Sums(total[0] + masked(value), total[1] + masked(weight))
+
+
+def _check_each(name: str, mask: jax.Array, **found: jax.Array) -> None:
+    """Raise, while a program is traced, if there is not one number for every example: it would be repeated."""
+    for what, array in found.items():
+        if jnp.shape(array) != mask.shape:
+            raise UserError(
+                f"the {what} of the metric '{name}' have shape {jnp.shape(array)} for a batch of {len(mask)} "
+                f"examples; expected {mask.shape}, one for every example and no mean over them: mend the metric"
+            )
 
 
 def _room(most: int) -> Pairs:
@@ -56,10 +74,17 @@ def _room(most: int) -> Pairs:
 
 
 def _put(
-    pairs: Sums | Pairs, metric: Pooled, outputs: jax.Array, batch: Batch, mask: jax.Array, step: jax.Array
+    name: str,
+    pairs: Sums | Pairs,
+    metric: Pooled,
+    outputs: jax.Array,
+    batch: Batch,
+    mask: jax.Array,
+    step: jax.Array,
 ) -> Pairs:
     """The batch's pairs in their places; a lane that is done goes on with batches of which nothing is held."""
     values = (metric.scores(outputs, batch), metric.labels(batch), mask)
+    _check_each(name, mask, scores=values[0], labels=values[1])
     at = lambda array, part: jax.lax.dynamic_update_slice_in_dim(
         array, part.astype(array.dtype), step * BATCH, 0
     )
