@@ -1,15 +1,18 @@
-"""Arrays by name as bytes and as files that are either whole or not there.
+"""Arrays by name as bytes and as files that are either whole or not there, and sealed files of text and JSON.
 
 One format for messages, models, local parts and checkpoints: safetensors, with a small JSON header. A file is
 written beside its final name, flushed to the disk and renamed, so that a killed process or a full disk leaves
-the previous one intact.
+the previous one intact. Files (messages do not) carry a SHA-256 of what they say, and are read only if it is
+still so: a flipped bit or a change by hand is an error, never another result.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,21 +24,52 @@ from safetensors.numpy import load, save
 
 from partwise.types import UserError
 
+SEAL = "#sha256"  # the key of a JSON document, and the word of a text's last line, under which its digest is
+TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
 
 def to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> bytes:
     """Arrays and a JSON-able header as bytes."""
-    host = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    return save(host, {"partwise": json.dumps(dict(header or {}))})
+    return save(_on_host(arrays), {"partwise": json.dumps(dict(header or {}))})
 
 
 def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The inverse of `to_bytes`."""
+    arrays, metadata = _unpack(data)
+    return arrays, _header(data, metadata)
+
+
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+
+
+def _unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        return load(data), json.loads(metadata.get("partwise", "{}"))
-    except (SafetensorError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
+        return load(data), dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))
+    except (SafetensorError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        raise _foreign(data, error) from None
+
+
+def _header(data: bytes, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return dict(json.loads(metadata.get("partwise", "{}")))
+    except (ValueError, TypeError) as error:
+        raise _foreign(data, error) from None
+
+
+def _foreign(data: bytes, error: Exception) -> UserError:
+    return UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}")
+
+
+def _digest(arrays: Mapping[str, np.ndarray], header: str) -> str:
+    """Of all that a file of arrays says: header, names, types, shapes and values."""
+    total = hashlib.sha256(header.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        total.update(json.dumps([name, array.dtype.name, array.shape]).encode())
+        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
@@ -76,20 +110,79 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def remove_temporary_files(folder: Path) -> None:
+    """Those that killed writers left; nobody may be writing there now."""
+    for path in folder.glob(".*.tmp"):
+        if TEMPORARY.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def save_arrays(
     path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None, mode: int = 0o666
 ) -> None:
-    """A safetensors file."""
-    write_file(path, to_bytes(arrays, header), mode)
+    """A sealed safetensors file."""
+    host, text = _on_host(arrays), json.dumps(dict(header or {}))
+    write_file(path, save(host, {"partwise": text, SEAL: _digest(host, text)}), mode)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and header of a file, with an error that names it."""
+    data = read_file(path)
     try:
-        return from_bytes(Path(path).read_bytes())
+        arrays, metadata = _unpack(data)
+        _check_seal(metadata.get(SEAL), _digest(arrays, str(metadata.get("partwise", ""))))
+        return arrays, _header(data, metadata)
+    except UserError as error:
+        raise UserError(f"'{path}' is damaged or foreign: {error}") from None
+
+
+def _check_seal(found: Any, expected: str) -> None:
+    if found is None:
+        raise UserError("it carries no digest, so it was not written by this version of partwise")
+    if found != expected:
+        raise UserError("what it says does not fit its digest, so it was changed after it was written")
+
+
+def read_file(path: Path) -> bytes:
+    """All of it, with an error that names it."""
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"could not read '{path}': {error.strerror or error}") from None
-    except UserError as error:
+
+
+def save_json(path: Path, document: Mapping[str, Any]) -> None:
+    """A sealed JSON document; it must hold only what JSON can say."""
+    sealed = {**document, SEAL: hashlib.sha256(json.dumps(dict(document)).encode()).hexdigest()}
+    write_file(path, (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode())
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """What `save_json` wrote there."""
+    data = read_file(path)
+    try:
+        document = json.loads(data)
+        if not isinstance(document, dict):
+            raise UserError(f"it holds a {type(document).__name__}, not names with values")
+        _check_seal(document.pop(SEAL, None), hashlib.sha256(json.dumps(document).encode()).hexdigest())
+        return document
+    except (ValueError, RecursionError) as error:  # a UserError is a ValueError
+        raise UserError(f"'{path}' is damaged or foreign: {error}") from None
+
+
+def save_text(path: Path, text: str) -> None:
+    """Lines of text, sealed by a comment at their end."""
+    write_file(path, f"{text}{SEAL} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+
+
+def load_text(path: Path) -> str:
+    """What `save_text` wrote there."""
+    text, sign, seal = read_file(path).rpartition(SEAL.encode() + b" ")
+    try:
+        _check_seal(seal.decode().strip() if sign else None, hashlib.sha256(text).hexdigest())
+        return text.decode()
+    except ValueError as error:  # a UserError is one
         raise UserError(f"'{path}' is damaged or foreign: {error}") from None
 
 
