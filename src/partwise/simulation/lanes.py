@@ -1,21 +1,24 @@
 """How many clients run side by side: measured, because it depends on the model and on the machine.
 
 One lane is best for dense layers on a CPU, a dozen for small models there, all of them on a GPU. A measurement
-costs a compilation, so it is made only for runs that are long enough to earn it back; its result is kept on
-disk, so that the same run on the same machine always has the same lanes, and the same sums to the last bit.
+costs a compilation, so it is made only for runs that are long enough to earn it back. Its result is kept on disk,
+so that the same run on the same machine has the same lanes, and the same sums to the last bit; but only if the
+machine had nothing else to do meanwhile, because what was measured beside others' work says nothing of the next
+time. (A run that is recorded keeps its lanes in its own folder.)
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
-from partwise.checkpoint import write_file
+from partwise.checkpoint import load_json, save_json
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import fills_a_core
 from partwise.types import UserError
@@ -25,6 +28,7 @@ LARGE_CPU_LANES = (1, 4)  # for clients that fill a core's cache alone
 ACCELERATOR_LANES = (4096, 512, 64)
 LONG_ROUND = 2  # seconds; a longer one is timed once
 WORTH_SECONDS = 30  # a run that will take longer than this is measured
+QUIET = 0.2  # of a core at most that others may use during a measurement
 
 
 def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) -> Simulation:
@@ -40,6 +44,7 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
     candidates = on_cpu if jax.default_backend() == "cpu" else ACCELERATOR_LANES
     most = _memory() // (4 * lane_bytes)
     candidates = [lanes for lanes in candidates if lanes <= most] or [1]
+    began, others = time.perf_counter(), _others()
     best, seconds = _timed(make, candidates[0])
     if seconds * num_rounds < WORTH_SECONDS:
         return best
@@ -47,8 +52,19 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
         other, other_seconds = _timed(make, lanes)
         if other_seconds < seconds:
             best, seconds = other, other_seconds
-    _remember(name, best.lanes)
+    if abs(_others() - others) <= QUIET * (time.perf_counter() - began):
+        _remember(name, best.lanes)
     return best
+
+
+def _others() -> float:
+    """Seconds of CPU that other processes have used so far, on all cores; infinite where that is not told."""
+    try:
+        user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split()[1:9])
+    except (OSError, ValueError):
+        return math.inf
+    used = user + nice + system + sum(rest)
+    return used / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def _memory() -> int:
@@ -74,14 +90,16 @@ def _file(name: str) -> Path:
 
 
 def _remembered(name: str) -> int | None:
+    """What was measured before; a file that is not as it was written is as good as none."""
     try:
-        return int(json.loads(_file(name).read_text())["lanes"])
-    except (OSError, ValueError, KeyError):
+        lanes = load_json(_file(name))["lanes"]
+    except (UserError, KeyError):
         return None
+    return lanes if isinstance(lanes, int) and 0 < lanes <= max(ACCELERATOR_LANES) else None
 
 
 def _remember(name: str, lanes: int) -> None:
     try:
-        write_file(_file(name), json.dumps({"lanes": lanes}).encode())
+        save_json(_file(name), {"lanes": lanes})
     except UserError:
         return  # no cache to write to: it will be measured again
