@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from partwise.cli import show
+from partwise.cli.interrupt import begin_work
 from partwise.cli.progress import show_progress
+from partwise.experiments.lock import refuse_if_held
 from partwise.types import UserError
 
 Options = argparse.Namespace
@@ -18,10 +20,13 @@ Result = Mapping[str, Any]
 
 def train(options: Options) -> Result:
     """`partwise train`."""
+    if options.out is not None:
+        refuse_if_held(options.out)
     from partwise.experiments.run import train as train_task
 
     task, changes = _asked(options)
-    options.folder = Path(options.out) if options.out else _free_folder(options, task, changes)
+    options.folder = _free_folder(options, task, changes) if options.out is None else Path(options.out)
+    begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
         run = train_task(
             task,
@@ -88,7 +93,7 @@ def evaluate(options: Options) -> Result:
     if not options.json:
         show.evaluation(result, f"{options.run_folder}: {options.split} clients")
         show.warn_not_finite(not_finite(result), options.split)
-    return {"run": options.run_folder, "split": options.split, **result}
+    return {"run": options.run_folder, "split": options.split, **result, "not_finite": not_finite(result)}
 
 
 def personalize(options: Options) -> Result:
@@ -135,8 +140,11 @@ def predict(options: Options) -> Result:
 
 def reproduce(options: Options) -> Result:
     """`partwise reproduce`."""
+    if options.out is not None:
+        refuse_if_held(options.out)
     from partwise.experiments import reproduce as papers
 
+    begin_work()
     with show_progress(options, options.name) as progress:
         result = papers.reproduce(
             options.name,

@@ -72,10 +72,8 @@ def _metrics(told: Mapping[str, Any]) -> None:
 
 def _judged(how: Mapping[str, str]) -> None:
     local = "all parameters" if how["local"] == "none" else f"their local part {how['local']}, all else"
-    say(
-        f"Judged: {how['clients']} clients; {local} {how['others']}; the first column weighs all "
-        f"{how['weights']} alike."
-    )
+    weighs = how["weights"] if how["weights"].startswith("by ") else f"all {how['weights']} alike"
+    say(f"Judged: {how['clients']} clients; {local} {how['others']}; the first column weighs {weighs}.")
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,102 @@
+"""From the words of a command to its exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.markup import escape
+
+from partwise.cli import interrupt
+from partwise.cli.parser import make_parser
+from partwise.cli.show import err
+from partwise.types import RunWarning, UserError
+
+
+def run(given: Sequence[str]) -> int:
+    """Run a command: 0; 2 with one paragraph for anything that the user can mend; 1 for a bug of ours."""
+    options = make_parser().parse_args(given)
+    try:
+        _keep_compiled_programs()
+        with _told_warnings():
+            result = options.run(options)
+        if options.json:
+            sys.stdout.write(json.dumps(_plain(result), indent=1) + "\n")
+        return 2 if result.get("not_finite") else 0
+    except UserError as error:
+        return _fail(str(error), options, 2)
+    except KeyboardInterrupt as stop:
+        return _fail(_stopped(options), options, getattr(stop, "code", 130))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        stop = interrupt.stopped()
+        return _fail(_stopped(options), options, stop.code) if stop else _fail(_bug(error, given), options, 1)
+
+
+@contextmanager
+def _told_warnings() -> Iterator[None]:
+    """Warnings of runs as sentences, without the line of code that they come from."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RunWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, RunWarning):
+                err.print(
+                    f"[bold]partwise:[/] warning: {escape(str(message))}", highlight=False, soft_wrap=True
+                )
+            else:
+                usual(message, category, *place, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _fail(message: str, options: argparse.Namespace, code: int) -> int:
+    if options.json:
+        sys.stdout.write(json.dumps({"error": message}) + "\n")
+    err.print(f"[bold red]partwise:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    if options.debug or os.environ.get("PARTWISE_DEBUG"):
+        traceback.print_exc()
+    return code
+
+
+def _stopped(options: argparse.Namespace) -> str:
+    """How to go on, if there is something to go on with."""
+    folder = getattr(options, "folder", None)
+    if folder is None:
+        return "stopped."
+    if not (folder / "config.toml").exists():
+        return "stopped before the first round; nothing was recorded."
+    return f"stopped. Go on with: partwise train --resume --out {shlex.quote(str(folder))}"
+
+
+def _bug(error: Exception, arguments: Sequence[str]) -> str:
+    return (
+        f"this is a bug in partwise, not a mistake of yours: {type(error).__name__}: {error}. Please report it "
+        f"with the command `{shlex.join(['partwise', *arguments])}` and what it prints with --debug."
+    )
+
+
+def _keep_compiled_programs() -> None:
+    """Programs compiled once are kept for the next command (JAX_COMPILATION_CACHE_DIR chooses where)."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(cache, "partwise", "jax")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+
+def _plain(value: object) -> object:
+    from partwise.experiments.document import to_plain
+
+    return to_plain(value)
