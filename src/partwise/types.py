@@ -17,6 +17,11 @@ class UserError(ValueError):
     """
 
 
+class RunWarning(Warning):
+    """Something went wrong that a run survives, and that its user should know. The command line prints it as a
+    sentence."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """Words for an error message: the known names that look most like `name`, or all of them if few."""
     names = [str(k) for k in known]

@@ -7,9 +7,10 @@ import pytest
 
 from partwise.data.corpus import Corpus, Text
 from partwise.data.sentences import TokenIds, split_sentence_stores
-from partwise.experiments.checks import check_counted, left_out
+from partwise.experiments.checks import check_going, left_out
 from partwise.experiments.run import train
 from partwise.experiments.summary import not_finite
+from partwise.experiments.tally import Tally
 from partwise.model.partition import local, partition
 from partwise.model.spec import Model
 from partwise.tasks import Setting, Task, load_task
@@ -53,22 +54,27 @@ def test_a_refused_run_leaves_what_was_in_the_folder(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def record(clients, **reasons):
-    return {"clients": clients, "empty": 0, "too_small": 0, "dropped": 0, "broken": []} | reasons
+def tallied(*clients_and_reasons):
+    """Rounds in which so many clients counted, and others did not."""
+    tally, nothing = Tally(), dict.fromkeys(("empty", "too_small", "dropped", "bytes_down", "bytes_up"), 0)
+    for number, (clients, reasons) in enumerate(clients_and_reasons, 1):
+        line = {"round": number, "seconds": 0.1, "train": {"loss": 1.0}, "evaluation": None, "broken": []}
+        tally.add(line | nothing | {"clients": clients} | reasons)
+    return tally
 
 
 def test_a_run_is_given_up_early_but_not_at_once():
-    none = [record(0, empty=3)] * 25
-    check_counted(none[:19], 1000)
+    none = (0, {"empty": 3})
+    check_going(tallied(*[none] * 19), 20, 1000)
     with pytest.raises(UserError, match=r"in 20 rounds.*60 clients without query examples.*split.kind=none"):
-        check_counted(none[:20], 1000)
+        check_going(tallied(*[none] * 20), 20, 1000)
     with pytest.raises(UserError, match="in 5 rounds"):
-        check_counted(none[:5], 5)
-    check_counted([*none, record(1)], 1000)
+        check_going(tallied(*[none] * 5), 20, 5)
+    check_going(tallied(*[none] * 25, (1, {})), 20, 1000)
 
 
 def test_what_was_left_out_is_in_the_summary():
-    assert left_out([record(1, broken=["a", "b"]), record(0, dropped=2, broken=["c"])]) == {
+    assert left_out(tallied((1, {"broken": ["a", "b"]}), (0, {"dropped": 2, "broken": ["c"]}))) == {
         "broken": 3,
         "empty": 0,
         "too_small": 0,

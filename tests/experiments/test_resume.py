@@ -65,12 +65,12 @@ def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, 
 
     with pytest.raises(Killed):
         train(task, out=tmp_path / "killed", progress=kill, **given)
-    assert Folder(tmp_path / "killed").last_checkpoint().header["round"] == 4
+    assert Folder(tmp_path / "killed").rounds_done() == 4
     resumed = train(out=tmp_path / "killed", resume=True)
     losses = [[record["train"]["loss"] for record in run.records] for run in (whole, resumed)]
     assert losses[0] == losses[1]
     assert whole.test == resumed.test
-    last = [Folder(tmp_path / name).last_checkpoint().path for name in ("whole", "killed")]
+    last = [tmp_path / name / "checkpoints" / "00000006.safetensors" for name in ("whole", "killed")]
     (expected, _), (found, _) = map(load_arrays, last)
     assert expected.keys() == found.keys()
     assert [array.any() for array in found.values() if array.shape == shape] == [True] * times
@@ -109,7 +109,7 @@ def test_a_run_that_is_not_there_is_not_begun(tmp_path):
 
 def test_another_task_is_refused(tmp_path):
     task = load_task("planted", num_clients=40, num_items=20, mean_examples=12, dim=2)
-    Folder(tmp_path).start(train(task, rounds=1, simulation__lanes=2, cohort__size=4).config, {}, {})
+    Folder(tmp_path).start(train(task, rounds=1, simulation__lanes=2, cohort__size=4).config, {}, {}, {})
     for other in ("movielens", task._replace(name="other")):
         with pytest.raises(UserError, match=r"is of task 'planted', not '(movielens|other)'"):
             train(other, out=tmp_path, resume=True)

@@ -142,8 +142,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"No space left on device.*untouched.*--resume"):
         train("planted", out=out, changes=SMALL)
     monkeypatch.undo()
-    saved = Folder(out).last_checkpoint()
-    assert saved is not None
+    assert Folder(out).rounds_done() == 3
     assert not list(out.rglob("*.tmp"))
     assert len(train("planted", out=out, resume=True).records) == 12
 

@@ -154,6 +154,11 @@ class SimulationConfig:
     rounds_per_call: int = key(25, "rounds in one compiled call", 1)
     evaluate_every: int = key(50, "rounds between looks at the validation clients; 0: only at the end", 0)
     checkpoint_every: int = key(100, "rounds between checkpoints; 0: only at the end", 0)
+    patience: int = key(
+        20,
+        "rounds that may go wrong (most updates not finite, or the loss exploded) before a run stops; 0: no end",
+        0,
+    )
 
 
 @dataclass(frozen=True)

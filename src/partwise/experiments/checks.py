@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,10 +13,9 @@ from partwise.algorithms.device import Device, send
 from partwise.config.algorithms import Prepared
 from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
+from partwise.experiments.tally import Tally
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.types import UserError
-
-PATIENCE = 20  # rounds in which nobody counts, before a run is given up
 
 # Why an update was left out, as in the records: in words, and what helps.
 LEFT_OUT = {
@@ -59,7 +58,7 @@ def check_fit(prepared: Prepared, config: Config) -> None:
 
 
 def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:
-    """Raise if a run's model has not the shapes that its task and settings now make."""
+    """Raise if a run's model has not the shapes that its task and settings now make, or is not finite."""
     algorithm = prepared.evaluation(prepared.rates)
     wanted = jax.eval_shape(lambda: init_params(algorithm, round_rng(0, INIT_ROUND)))
     try:
@@ -72,12 +71,23 @@ def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -
                 f"the model in '{folder.path}' has '{path}' of shape {found[path].shape}, and these settings "
                 f"make it {leaf.shape}: keep the settings that shape the model (data.*)"
             )
+    check_finite(f"the model in '{folder.path}'", found)
 
 
-def left_out(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
+    """Raise if some value is not finite, with the name of the array."""
+    for path, array in arrays.items():
+        wrong = int(np.size(array) - np.isfinite(np.asarray(array, np.float64)).sum())
+        if wrong:
+            raise UserError(
+                f"{what} is of no use: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. The "
+                f"training went wrong: train again with lower rates (reconstruct.rate, update.rate, server.rate)"
+            )
+
+
+def left_out(tally: Tally) -> dict[str, int]:
     """How many updates were not used in all rounds, by the reason."""
-    number = lambda value: len(value) if isinstance(value, list | tuple) else value
-    return {reason: sum(number(record[reason]) for record in records) for reason in LEFT_OUT}
+    return {reason: tally.sums[reason] for reason in LEFT_OUT}
 
 
 def tell_left_out(counts: Mapping[str, int]) -> str:
@@ -85,13 +95,33 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {LEFT_OUT[reason][0]}" for reason, count in counts.items() if count)
 
 
-def check_counted(records: Sequence[Mapping[str, Any]], rounds: int) -> None:
-    """Raise if no client has counted in the first rounds: what would be learned is nothing."""
-    if any(record["clients"] for record in records) or len(records) < min(PATIENCE, rounds):
-        return
-    counts = left_out(records)
+def check_going(tally: Tally, patience: int, rounds: int) -> None:
+    """Raise if the run goes nowhere: nobody has counted so far, or most rounds of late went wrong.
+
+    A short run has less patience: half of its rounds.
+    """
+    if not tally.sums["clients"]:
+        if tally.rounds >= min(patience or rounds, rounds):
+            raise _nobody_counted(tally)
+    elif patience and tally.wrong >= max(min(patience, rounds // 2), 1):
+        raise _goes_wrong(tally)
+
+
+def _nobody_counted(tally: Tally) -> UserError:
+    counts = left_out(tally)
     main = max(counts, key=lambda reason: counts[reason])
-    raise UserError(
-        f"no client counted in {len(records)} rounds, so nothing was learned: {tell_left_out(counts)}. "
+    return UserError(
+        f"no client counted in {tally.rounds} rounds, so nothing was learned: {tell_left_out(counts)}. "
         f"To mend it, {LEFT_OUT[main][1]}."
+    )
+
+
+def _goes_wrong(tally: Tally) -> UserError:
+    clients = ", ".join(map(str, tally.wrong_clients))
+    whose = f"; {tally.sums['broken']} updates were not finite, of late those of clients {clients}"
+    return UserError(
+        f"the training goes wrong since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
+        f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
+        f"(update.rate, reconstruct.rate, server.rate), or look at single clients with --set "
+        f"simulation.backend=plain; --set simulation.patience=0 goes on regardless."
     )

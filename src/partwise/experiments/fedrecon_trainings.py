@@ -253,7 +253,7 @@ def _said(task: Task, config: Config) -> tuple[Any, ...]:
     """All that a training depends on: what differs from the defaults."""
     usual = Config().flat()
     given = {key: value for key, value in config.flat().items() if usual.get(key) != value}
-    return sorted(task.options.items()), sorted(given.items())
+    return task, sorted(given.items())
 
 
 def _evaluator(task: Task, config: Config) -> Evaluator:

@@ -171,7 +171,7 @@ class Bench:
         """Tune on the first seed; then every seed with the rates that were chosen."""
         config = self._config(algorithm, changes)
         trial = Trial(self, config)
-        what = [config.to_toml(), self.task.train, self.rounds]
+        what = [config.to_toml(), self.task, self.rounds]
         look = lambda rates: once(
             self.out,
             [*what, rates, seeds[0], self.case.tuned],

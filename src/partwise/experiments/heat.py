@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from partwise.checkpoint import write_file
 from partwise.data.heat import By, Heat, add, histogram, summarize
-from partwise.experiments.folder import to_json
+from partwise.experiments.document import to_json
 from partwise.experiments.picture import INK, QUIET, save_picture
 from partwise.experiments.resolve import resolve
 from partwise.selection.heat import count_heats, save_heats

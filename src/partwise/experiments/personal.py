@@ -18,6 +18,7 @@ from partwise.config.evaluation import evaluation_build, judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
+from partwise.experiments.checks import check_finite
 from partwise.experiments.client_file import ClientFile, read_client_file, readable
 from partwise.experiments.folder import Folder
 from partwise.experiments.resolve import entry_of
@@ -39,6 +40,7 @@ class Personal:
         }  # in the user's files
         self.client_column = str(config.data.get("client", "user"))
         self.params = setting.partition.server_leaves(params)
+        check_finite("the model", self.params)
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
         self.device = Device(build(rates))
@@ -58,16 +60,20 @@ class Personal:
         examples = self._read_by_model(examples)
         if local is not None:
             self._check_local(local)
-        return self.device.personalize(self._message(examples), examples, local=local)
+        found = self.device.personalize(self._message(examples), examples, local=local)
+        check_finite("the local part that was rebuilt", found)
+        return found
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
         """The model's output for each example."""
         examples = self._read_by_model(examples)
         self._check_local(local)
         try:
-            return self.device.predict(self._message(examples), local, examples)
+            found = self.device.predict(self._message(examples), local, examples)
         except KeyError as error:
             raise UserError(f"the model reads the column {error}, which the client's table has not") from None
+        check_finite("what was predicted", {"outputs": found})
+        return found
 
     def _read_by_model(self, examples: ClientStore) -> ClientStore:
         """Only the columns of the setting: others, such as times, need not be numbers that a model can read."""

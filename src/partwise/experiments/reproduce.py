@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from partwise.checkpoint import write_file
+from partwise.checkpoint import remove_temporary_files, write_file
 from partwise.experiments import fedrecon, fedrecon_words, fedsubavg, select, staleness, theory
-from partwise.experiments.folder import to_json
+from partwise.experiments.document import to_json
+from partwise.experiments.lock import check_place, held
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
 from partwise.experiments.study import PARTS
@@ -95,15 +96,23 @@ def reproduce(
         seeds = min(REPRODUCTIONS[name].seeds, QUICK_SEEDS) if quick else REPRODUCTIONS[name].seeds
     if seeds < 1:
         raise UserError(f"the number of seeds must be at least 1, not {seeds} (--seeds, seeds=)")
-    folder, began = Path(out or Path("runs") / (f"{name}-quick" if quick else name)), time.perf_counter()
-    file = folder / f"{name}.json"
+    folder = check_place(Path("runs") / (f"{name}-quick" if quick else name) if out is None else out)
+    with held(folder):
+        remove_temporary_files(folder / PARTS)
+        return _reproduce(name, data, folder, range(seeds), quick, progress)
+
+
+def _reproduce(
+    name: str, data: str | None, folder: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    file, began = folder / f"{name}.json", time.perf_counter()
     replaced = _full_result(file)
     if quick and replaced:
         raise UserError(
             f"'{folder}' holds a full reproduction, which a quick check shall not overwrite: choose another folder "
             f"with --out (out=...)"
         )
-    result = REPRODUCTIONS[name].function(data, folder, range(seeds), quick, progress)
+    result = REPRODUCTIONS[name].function(data, folder, seeds, quick, progress)
     result = {
         "name": name,
         **result,

@@ -11,9 +11,12 @@ import numpy as np
 from partwise.config.algorithms import settings_for
 from partwise.config.options import read_options
 from partwise.config.settings import Config
+from partwise.experiments.fingerprint import differences, fingerprint
 from partwise.experiments.folder import Folder
 from partwise.tasks import Entry, Task, algorithm_of, find_task, is_named, load_task
 from partwise.types import UserError
+
+MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
 
 
 def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> tuple[Task, Config]:
@@ -47,15 +50,20 @@ def _unchanged(task: Task, options: Mapping[str, Any]) -> Task:
     return task
 
 
-def resumed(
-    folder: Folder, task: str | Task | None, data: str | None, changes: Mapping[str, Any]
-) -> tuple[Task, Config]:
-    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds."""
+def check_resumable(folder: Folder) -> None:
+    """Raise if there is no run to go on with."""
     if not folder.exists():
         raise UserError(
             f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
             f"(resume=True) to begin one there"
         )
+
+
+def resumed(
+    folder: Folder, task: str | Task | None, data: str | None, changes: Mapping[str, Any]
+) -> tuple[Task, Config]:
+    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds."""
+    check_resumable(folder)
     saved = folder.config()
     name = task.name if isinstance(task, Task) else task or saved.task
     if name != saved.task:
@@ -66,6 +74,7 @@ def resumed(
     loaded, config = reopened(folder, data, changes, task if isinstance(task, Task) else None)
     _check_same(folder, saved, config)
     _check_rounds(folder, saved, config)
+    check_data(folder, loaded)
     return loaded, config
 
 
@@ -86,6 +95,16 @@ def reopened(
     return loaded, config
 
 
+def check_data(folder: Folder, task: Task) -> None:
+    """Raise if the data is not what the run was trained on."""
+    other = differences(folder.begun()["data"], fingerprint(task))
+    if other:
+        raise UserError(
+            f"the data is not that of the run in '{folder.path}': {'; '.join(other)}. Give the data of that time "
+            f"with --data (data=...), or train again on this one"
+        )
+
+
 def entry_of(name: str) -> Entry:
     """The named task of a run."""
     if not is_named(name):
@@ -99,12 +118,12 @@ def entry_of(name: str) -> Entry:
 def _check_same(folder: Folder, saved: Config, config: Config) -> None:
     before, now = saved.flat(), config.flat()
     other = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    other = [key for key in other if key not in ("rounds", "data.path")]
+    other = [key for key in other if key not in MAY_CHANGE]
     if other:
         told = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
         raise UserError(
             f"a resumed run keeps its configuration, and in '{folder.path}' {told}: only the number of rounds may "
-            f"be changed (--rounds, rounds=)"
+            f"be changed (--rounds, rounds=), and its patience"
         )
 
 

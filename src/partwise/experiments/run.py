@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,19 +16,22 @@ import numpy as np
 from partwise.config.algorithms import Prepared, prepare
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
-from partwise.experiments.checks import check_cohort, check_counted, check_fit, check_model
-from partwise.experiments.folder import Folder, as_record
+from partwise.experiments.checks import check_cohort, check_fit, check_going, check_model
+from partwise.experiments.fingerprint import fingerprint
+from partwise.experiments.folder import Folder
 from partwise.experiments.personal import Personal
-from partwise.experiments.picture import learning_curve
-from partwise.experiments.resolve import reopened, resolve, resumed
-from partwise.experiments.summary import judged, summarize_run
+from partwise.experiments.recorder import Recorder
+from partwise.experiments.records import as_record
+from partwise.experiments.resolve import check_data, check_resumable, reopened, resolve, resumed
+from partwise.experiments.summary import device_words, judged, summarize_run, tell_not_finite
+from partwise.experiments.tally import Tally
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluate import Evaluator, KeptOf
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Task
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError
 
 SPLITS = ("train", "validation", "test")
 
@@ -56,7 +60,12 @@ class Run(NamedTuple):
     task: Task
     params: Mapping[str, Any]
     summary: Mapping[str, Any]
-    records: list[dict[str, Any]]
+    recorded: Recorder
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every round; of a run with a folder they are read from it, else they are kept in memory."""
+        return self.recorded.records()
 
     @property
     def test(self) -> Mapping[str, Any]:
@@ -86,14 +95,18 @@ def train(
     run stopped.
     """
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
-    folder = Folder(out) if out is not None else None
-    if resume:
-        if folder is None:
+    if out is None:
+        if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
-        return _train(*resumed(folder, task, data, changes), folder, progress)
-    if folder is not None:
+        return _train(*resolve(task or "planted", data, changes), None, progress)
+    folder = Folder(out)
+    if resume:
+        check_resumable(folder)
+    with folder.held():
+        if resume:
+            return _train(*resumed(folder, task, data, changes), folder, progress)
         folder.check_free()
-    return _train(*resolve(task or "planted", data, changes), folder, progress)
+        return _train(*resolve(task or "planted", data, changes), folder, progress)
 
 
 def _train(task: Task, config: Config, folder: Folder | None, progress: Progress) -> Run:
@@ -101,76 +114,116 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
-    saved = folder.last_checkpoint() if folder else None
-    simulation = make_simulation(prepared, config, saved.header["lanes"] if saved else 0)
-    if saved:
-        simulation.resume(saved.load(simulation.snapshot()), saved.header["round"])
+    simulation = make_simulation(prepared, config, _lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
-    with recording(folder, task, config):
-        records = _rounds(simulation, evaluate, config, folder, progress)
+    with recording(folder, task, config, simulation) as recorder:
+        _rounds(simulation, evaluate, config, recorder, progress)
+    params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+    if folder:
+        folder.save_model(params, {"task": config.task, "round": simulation.round})
     test = evaluate.of(task.test.select(prepared.evaluated.columns))(
         simulation.state.params, kept=simulation.kept_of
     ) | {"judged": judged(task, prepared, config)}
-    params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
-    summary = summarize_run(task, config, records, test) | {
+    summary = summarize_run(task, config, recorder.tally, test) | {
         "lanes": simulation.lanes,
         "seconds_total": time.perf_counter() - began,
         "seconds_compile": compile_seconds() - compiling,
     }
     if folder:
-        folder.save_model(params, {"task": config.task, "round": simulation.round})
         folder.save_summary(summary)
-        learning_curve(folder.path / "curve.png", records, summary)
-    return Run(config, task, params, summary, records)
+        _draw(folder, recorder.tally, summary)
+    if summary["not_finite"]:
+        warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=3)
+    return Run(config, task, params, summary, recorder)
+
+
+def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
+    """The learning curve; a run is not lost for want of its picture."""
+    try:
+        from partwise.experiments.picture import learning_curve
+
+        learning_curve(folder.path / "curve.png", tally.curve(), summary)
+    except Exception as error:
+        warnings.warn(
+            f"the run is saved, but its curve.png could not be drawn: {type(error).__name__}: {error}",
+            RunWarning,
+            stacklevel=4,
+        )
 
 
 def _rounds(
     simulation: Simulation | PlainSimulation,
     evaluate: Evaluator,
     config: Config,
-    folder: Folder | None,
+    recorder: Recorder,
     progress: Progress,
-) -> list[dict[str, Any]]:
-    """Run the rounds that are left; the records of all."""
-    records = folder.forget_after(simulation.round) if folder else []
+) -> None:
+    """Run the rounds that are left. A round that is evaluated is written down with its evaluation."""
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
     while simulation.round < config.rounds:
         due, save = _next(simulation.round, every), _next(simulation.round, saving)
-        stop = min(due, save, config.rounds)
-        fresh = []
+        stop, last = min(due, save, config.rounds), {}
         for call in simulation.run(stop - simulation.round):
-            fresh += [as_record(record) for record in call]
-            check_counted([*records, *fresh], config.rounds)
+            *lines, last = map(as_record, call)
+            if simulation.round < stop or stop not in (due, config.rounds):
+                lines.append(last)
+            _write(recorder, lines, config)
             progress(Status(simulation.round, config.rounds, call[-1].loss, None))
         if stop in (due, config.rounds):
-            fresh[-1]["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
-            progress(Status(stop, config.rounds, fresh[-1]["train"]["loss"], fresh[-1]["evaluation"]))
-        records += fresh
-        if folder:
-            folder.append(fresh)
-            if stop in (save, config.rounds):
-                folder.save_checkpoint(simulation.snapshot(), stop, {"lanes": simulation.lanes})
-    return records
+            last["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
+            _write(recorder, [last], config)
+            progress(Status(stop, config.rounds, last["train"]["loss"], last["evaluation"]))
+        if recorder.folder and stop in (save, config.rounds):
+            recorder.folder.save_checkpoint(simulation.snapshot(), stop)
+
+
+def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config) -> None:
+    recorder.add(lines)
+    check_going(recorder.tally, config.simulation.patience, config.rounds)
+
+
+def _lanes_of(folder: Folder | None) -> int:
+    """Those that the run in a folder began with; 0 if none did yet."""
+    return int(folder.begun()["lanes"]) if folder and folder.exists() else 0
 
 
 @contextmanager
-def recording(folder: Folder | None, task: Task, config: Config) -> Iterator[None]:
-    """Begin a run's folder, or note another number of rounds in it. Of a new run that fails before any client
-    counted nothing is left."""
+def recording(
+    folder: Folder | None, task: Task, config: Config, simulation: Simulation | PlainSimulation
+) -> Iterator[Recorder]:
+    """Begin a run's folder, or go on with the run that is there. Of a new run that fails before any client counted
+    nothing is left."""
     if folder is None:
-        yield
+        yield Recorder(None)
         return
     new = not folder.exists()
     if new:
-        folder.start(config, task.options, task.train.vocabularies)
+        begun = {"lanes": simulation.lanes, "device": device_words(), "data": fingerprint(task)}
+        folder.start(config, task.options, task.train.vocabularies, begun)
     else:
+        _go_on(folder, simulation)
         folder.save_config(config)
+    recorder = Recorder(folder)
     try:
-        yield
+        yield recorder
     except UserError:
-        if new and not any(record["clients"] for record in folder.records()):
+        if new and not recorder.tally.sums["clients"]:
             folder.discard()
         raise
+
+
+def _go_on(folder: Folder, simulation: Simulation | PlainSimulation) -> None:
+    before = folder.begun()["device"]
+    if before != device_words():
+        warnings.warn(
+            f"the run in '{folder.path}' began on {before} and goes on on {device_words()}: its sums may differ in "
+            f"the last digits",
+            RunWarning,
+            stacklevel=5,
+        )
+    saved = folder.go_on(simulation.snapshot())
+    if saved:
+        simulation.resume(saved.state, saved.round)
 
 
 def _next(round_number: int, every: int) -> int:
@@ -220,6 +273,8 @@ def evaluate_run(
     folder = Folder(run)
     params = folder.model()
     task, config = reopened(folder, data, changes or {})
+    if not any(key.startswith("data.") for key in changes or {}):  # other options make other data
+        check_data(folder, task)
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
     evaluate = make_evaluator(prepared, config, getattr(task, split))
@@ -231,12 +286,12 @@ def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evalu
     """What the clients of a finished run kept, from its last checkpoint, where they are judged with it."""
     if not evaluate.algorithm.judged_with:
         return None
-    saved = folder.last_checkpoint()
-    if saved is None:
+    simulation = make_simulation(prepared, config, _lanes_of(folder))
+    if config.rounds != folder.rounds_done():
         raise UserError(
             f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
             f"hold it, are gone: train it again"
         )
-    simulation = make_simulation(prepared, config, saved.header["lanes"])
-    simulation.resume(saved.load(simulation.snapshot()), saved.header["round"])
+    saved = folder.checkpoint(config.rounds, simulation.snapshot())
+    simulation.resume(saved.state, saved.round)
     return simulation.kept_of

@@ -118,7 +118,7 @@ class Setup:
         )
         self.rates, self.tried = once(
             self.out,
-            [config.to_toml(), self.task.options, self.task.train, grid],
+            [config.to_toml(), self.task, grid],
             lambda: tune(self.task, config, grid, self.study.metric, said),
         )
         return self.rates

@@ -174,7 +174,7 @@ def staleness(
     """RMSE on held-out ratings by clients in a round, of all users and of those who took part, and by how many
     rounds ago they did."""
     bench, rows = Bench(data, quick, progress), []
-    about = [bench.task.train, bench.rounds, bench.rates, list(seeds)]
+    about = [bench.task, bench.rounds, bench.rates, list(seeds)]
     for cohort in bench.cohorts:
         rows += once(out, [*about, cohort], lambda c=cohort: _rows(bench, c, seeds))
     _draw(out / "staleness.png", rows, bench.everyone, quick)

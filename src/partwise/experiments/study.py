@@ -6,8 +6,8 @@ Rates are tuned once, without what is varied, and the same for all variants (as 
 from __future__ import annotations
 
 import hashlib
-import json
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.checkpoint import write_file
+from partwise.checkpoint import load_json, save_json
 from partwise.config.algorithms import prepare
 from partwise.config.settings import Config
-from partwise.experiments.folder import to_json
+from partwise.data.store import ClientStore
+from partwise.experiments.document import to_plain
+from partwise.experiments.fingerprint import digest_of
 from partwise.experiments.picture import save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.experiments.sweep import RATES, grid_of
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError
 
 PARTS = "parts"  # folder of what a reproduction has finished so far
 
@@ -80,12 +82,22 @@ class Trials(NamedTuple):
 
 def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
     """What `make` gives, as JSON; what a reproduction had finished before it was killed is not made again. `what`
-    says which part it is: all that it depends on."""
-    name = hashlib.sha256("\n".join(map(str, what)).encode()).hexdigest()[:24]
+    says which part it is: all that it depends on, a task by its data."""
+    name = hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]
     file = folder / PARTS / f"{name}.json"
-    if not file.exists():
-        write_file(file, to_json(make()))
-    return json.loads(file.read_text())
+    if file.exists():
+        try:
+            return load_json(file)["made"]
+        except UserError as error:
+            warnings.warn(f"{error}; it is made again", RunWarning, stacklevel=2)
+    save_json(file, {"made": to_plain(make())})
+    return load_json(file)["made"]
+
+
+def _said(thing: Any) -> str:
+    if isinstance(thing, ClientStore):
+        raise TypeError("the words for a store do not say what is in it: give the task")
+    return digest_of(thing) if isinstance(thing, Task) else str(thing)
 
 
 def tune(
@@ -171,7 +183,7 @@ def compare(
         shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
         found = once(
             folder,
-            [config.to_toml(), task.options, task.train, variant, list(seeds)],
+            [config.to_toml(), task, variant, list(seeds)],
             lambda v=variant, s=shown: run_trials(task, config, v, seeds, metric, s, evaluate).told(),
         )
         done.append(Trials.of(variant, found))

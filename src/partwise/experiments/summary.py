@@ -5,47 +5,58 @@ from __future__ import annotations
 import math
 import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
 import jax
-import numpy as np
 
+from partwise import __version__
 from partwise.config.algorithms import Prepared
 from partwise.config.settings import Config
 from partwise.experiments.checks import left_out
+from partwise.experiments.tally import Tally
 from partwise.model.spec import one_per_example
 from partwise.tasks import Task
 
 
-def summarize_run(
-    task: Task, config: Config, records: Sequence[Mapping[str, Any]], test: Mapping[str, Any]
-) -> dict[str, Any]:
+def summarize_run(task: Task, config: Config, tally: Tally, test: Mapping[str, Any]) -> dict[str, Any]:
     """summary.json, but for the seconds."""
-    clients = max(sum(r["clients"] + r["empty"] + len(r["broken"]) for r in records), 1)
-    seconds = [record["seconds"] for record in records]
+    clients = max(sum(tally.sums[reason] for reason in ("clients", "empty", "broken")), 1)
     return {
         "task": config.task,
         "algorithm": config.algorithm,
         "seed": config.seed,
         "rounds": config.rounds,
-        "seconds_per_round": float(np.median(seconds)) if seconds else math.nan,
+        "seconds_per_round": tally.median_seconds(),
         "test": dict(test),
         "not_finite": not_finite(test),
         "best": dict(task.best),
-        **left_out(records),
+        **left_out(tally),
         "fewer": _fewer(task),
         "serving": config.serving.way,
-        "bytes_down_per_client": sum(record["bytes_down"] for record in records) / clients,
-        "bytes_up_per_client": sum(record["bytes_up"] for record in records) / clients,
+        "bytes_down_per_client": tally.sums["bytes_down"] / clients,
+        "bytes_up_per_client": tally.sums["bytes_up"] / clients,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-        "versions": {
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("partwise", "jax", "optax", "numpy")},
-        },
+        "device": device_words(),
+        "versions": {"python": platform.python_version(), "partwise": __version__, **_versions()},
     }
+
+
+def device_words() -> str:
+    """What the run is on."""
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def _versions() -> dict[str, str]:
+    """Of what results may depend on; a package that runs from its source is not known as installed."""
+    found = {}
+    for name in ("jax", "optax", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
 
 
 def _fewer(task: Task) -> dict[str, tuple[int, int]]:
@@ -73,15 +84,21 @@ def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") 
             "trained": "as the server trained it",
         }.get(config.evaluation.local, "rebuilt")
     tuned = config.fine_tune.max_steps != 0 and not (task.seen or keeps)
-    weigh = prepared.evaluated.model.weight
-    known = weigh is one_per_example or weigh.__name__.startswith("<")
     return {
         "clients": "seen" if task.seen or split == "train" else "unseen",
         "local": local
         + (", then fine-tuned" if tuned and config.fine_tune.joint and local != "none" else ""),
         "others": "fine-tuned" if tuned else "as trained",
-        "weights": "examples" if known else weigh.__name__,
+        "weights": _weights(prepared.evaluated.model.weight),
     }
+
+
+def _weights(weigh: Callable[..., Any]) -> str:
+    """What weighs alike in a mean: examples, or what a function with a name counts."""
+    name = getattr(weigh, "__name__", "<")
+    if weigh is one_per_example:
+        return "examples"
+    return "by the model's own weight" if name.startswith("<") else name
 
 
 def not_finite(metrics: Mapping[str, Any]) -> list[str]:
@@ -96,3 +113,11 @@ def not_finite(metrics: Mapping[str, Any]) -> list[str]:
         for name, spread in known.items()
         if not (math.isfinite(metrics[name]) and math.isfinite(spread.get("mean", 0)))
     ]
+
+
+def tell_not_finite(names: Sequence[str], split: str) -> str:
+    """The same in a sentence."""
+    return (
+        f"{', '.join(names)} of the {split} clients is not a finite number; the model is of no use to some of "
+        f"them. Lower reconstruct.rate or update.rate."
+    )

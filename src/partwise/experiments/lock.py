@@ -1,0 +1,127 @@
+"""One writer to a folder at a time: a lock that the kernel lets go when its holder ends, however it ends.
+
+This module imports nothing heavy, so that the command line can refuse a second writer before JAX starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from partwise.types import RunWarning, UserError
+
+FILE = ".partwise.lock"
+ATTEMPTS = 100  # to take a lock that others take and let go meanwhile
+UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network file systems
+
+
+def check_place(path: str | Path) -> Path:
+    """The path, if a folder is there or can be."""
+    if not str(path):
+        raise UserError("the folder's name is empty: say where it is, as in --out runs/mine (out=...)")
+    try:
+        found = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Path(path)
+    except (OSError, ValueError) as error:  # a name that is too long, or has a null character
+        raise cannot(path, getattr(error, "strerror", None) or str(error)) from None
+    if not stat.S_ISDIR(found.st_mode):
+        raise cannot(path, "it is there, and is not a folder")
+    return Path(path)
+
+
+def cannot(path: str | Path, reason: str) -> UserError:
+    """Words for a place that cannot be a run's."""
+    name = str(path) if len(str(path)) <= 200 else f"{str(path)[:80]}... ({len(str(path))} characters)"
+    return UserError(f"could not use '{name}' as a folder: {reason}. Choose another with --out (out=...)")
+
+
+def refuse_if_held(path: str | Path) -> None:
+    """Raise if another process writes to this folder just now; nothing is left behind."""
+    file = check_place(path) / FILE
+    with contextlib.suppress(OSError):
+        handle = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _take(handle, Path(path))
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def held(path: str | Path) -> Iterator[None]:
+    """The folder, made if it is not there, for this writer alone; made in vain, it is removed again."""
+    path = check_place(path)
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    handle = _open(path)
+    try:
+        os.truncate(handle, 0)
+        os.pwrite(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            (path / FILE).unlink()
+        os.close(handle)
+        with contextlib.suppress(OSError):  # what is in use stays
+            for folder in missing:
+                folder.rmdir()
+
+
+def _open(path: Path) -> int:
+    """An open lock file that is ours, and is still the one in the folder."""
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
+            handle = _created(path)
+            try:
+                _take(handle, path)
+                if os.path.samestat(os.fstat(handle), os.stat(path / FILE)):
+                    return handle
+            except BaseException:
+                os.close(handle)
+                raise
+            os.close(handle)
+    raise cannot(path, "it cannot be made, or is removed again at once")
+
+
+def _created(path: Path) -> int:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        return os.open(path / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and path.parent.exists():
+            raise
+        raise cannot(path, error.strerror or str(error)) from None
+
+
+def _take(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"another run is writing to '{path}' ({_holder(handle)}): wait until it ends, stop it, or choose "
+            f"another folder with --out (out=...)"
+        ) from None
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+        warnings.warn(
+            f"'{path}' is on a file system without locks ({error.strerror}): see to it that no second run "
+            f"writes there",
+            RunWarning,
+            stacklevel=2,
+        )
+
+
+def _holder(handle: int) -> str:
+    try:
+        who = json.loads(os.pread(handle, 1000, 0))
+        return f"process {who['pid']} on {who['host']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "a process that has just begun"

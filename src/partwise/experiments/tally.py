@@ -1,0 +1,96 @@
+"""What is remembered of a run's rounds: sums, and a thinned curve. It does not grow with the rounds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+POINTS = 2048  # of a curve at most; up to so many rounds it is the whole one
+LOOKS = 256  # evaluations that are kept at most
+FIRST_ROUNDS = 3  # whose losses say what is usual
+EXPLODED = 1e3  # times the usual; a loss below 1 counts as 1, so that those near zero never explode
+SUMMED = ("clients", "empty", "too_small", "dropped", "bytes_down", "bytes_up")
+
+
+class Thinned:
+    """At most so many of any number of things, spread evenly, and always the last."""
+
+    def __init__(self, most: int):
+        self.most, self.every, self.seen = most, 1, 0
+        self._kept: list[Any] = []
+        self._last: Any = None
+
+    def add(self, thing: Any) -> None:
+        self._last = thing
+        if self.seen % self.every == 0:
+            self._kept.append(thing)
+            if len(self._kept) > self.most:
+                self._kept, self.every = self._kept[::2], 2 * self.every
+        self.seen += 1
+
+    def all(self) -> list[Any]:
+        """In their order."""
+        last = (self.seen - 1) % self.every != 0
+        return [*self._kept, *([self._last] if self.seen and last else [])]
+
+
+class Tally:
+    """Rounds, counted as they come."""
+
+    def __init__(self):
+        self.rounds = 0
+        self.sums: Counter[str] = Counter()
+        self._points, self._looks = Thinned(POINTS), Thinned(LOOKS)
+        self._usual: list[float] = []
+        self.wrong = 0  # by how much rounds that went wrong outnumber the others, of late
+        self.wrong_since: int | None = None
+        self.wrong_loss: float | None = None
+        self.wrong_clients: tuple[Any, ...] = ()
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One more round, as metrics.jsonl has it."""
+        self.rounds += 1
+        for name in SUMMED:
+            self.sums[name] += record[name]
+        self.sums["broken"] += len(record["broken"])
+        point = {name: record[name] for name in ("round", "seconds", "train")} | {"evaluation": None}
+        self._points.add(point)
+        if record["evaluation"]:
+            values = {n: v for n, v in record["evaluation"].items() if not isinstance(v, Mapping)}
+            self._looks.add(point | {"evaluation": values})
+        self._judge(record)
+
+    def _judge(self, record: Mapping[str, Any]) -> None:
+        loss, broken = record["train"]["loss"], record["broken"]
+        loss = math.nan if loss is None else loss
+        if self._went_wrong(loss, record["clients"], len(broken)):
+            self.wrong_since = record["round"] if self.wrong == 0 else self.wrong_since
+            self.wrong_loss, self.wrong_clients = loss, tuple(broken[:5]) or self.wrong_clients
+            self.wrong += 1
+        elif record["clients"]:
+            self.wrong = max(self.wrong - 1, 0)
+            if len(self._usual) < FIRST_ROUNDS:
+                self._usual.append(abs(loss))
+
+    def _went_wrong(self, loss: float, clients: int, broken: int) -> bool:
+        """Most updates were not finite, or the loss is not, or is far above that of the first rounds. A round in
+        which nobody counted, for other reasons, says nothing."""
+        if broken > clients:
+            return True
+        exploded = loss > EXPLODED * max([1.0, *self._usual])
+        return bool(clients) and (exploded or not math.isfinite(loss))
+
+    def curve(self) -> list[dict[str, Any]]:
+        """Rounds for a picture, in order: those that were evaluated, and others between them."""
+        rounds = {point["round"]: point for point in self._points.all()}
+        rounds |= {point["round"]: point for point in self._looks.all()}
+        return [rounds[number] for number in sorted(rounds)]
+
+    def median_seconds(self) -> float:
+        """Of a round; exact up to `POINTS` rounds."""
+        seconds = [point["seconds"] for point in self._points.all()]
+        return float(np.median(seconds)) if seconds else math.nan
