@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -154,3 +156,88 @@ def test_tree_of_another_run_is_refused(tmp_path, like):
     checkpoint.save_tree(tmp_path / "state", {"a": jnp.zeros(3), "b": jnp.zeros(())}, {})
     with pytest.raises(UserError, match="state' was written by a run with other parameters"):
         checkpoint.load_tree(tmp_path / "state", like)
+
+
+def test_every_flipped_bit_of_a_file_is_refused_or_harmless(tmp_path):
+    """Of names, types, shapes, header and values; only what says the same may pass."""
+    path = tmp_path / "model.safetensors"
+    checkpoint.save_arrays(path, ARRAYS, HEADER)
+    data, passed = path.read_bytes(), 0
+    for bit in range(0, 8 * len(data), 3):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(changed))
+        try:
+            arrays, header = checkpoint.load_arrays(path)
+        except UserError as error:
+            assert "is damaged or foreign" in str(error)  # noqa: PT017
+            continue
+        passed += 1
+        assert header == HEADER
+        assert arrays.keys() == ARRAYS.keys()
+        for name, array in ARRAYS.items():
+            assert arrays[name].tobytes() == array.tobytes()
+            assert (arrays[name].shape, arrays[name].dtype) == (array.shape, array.dtype)
+    assert passed <= 8 * data[8:].count(b" ")  # spaces between what is said
+
+
+def test_a_file_without_a_digest_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(checkpoint.to_bytes(ARRAYS, HEADER))
+    with pytest.raises(UserError, match="carries no digest"):
+        checkpoint.load_arrays(path)
+    (tmp_path / "a.json").write_text('{"lanes": 3}')
+    with pytest.raises(UserError, match=r"a\.json' is damaged or foreign: it carries no digest"):
+        checkpoint.load_json(tmp_path / "a.json")
+    (tmp_path / "a.toml").write_text("rounds = 3\n")
+    with pytest.raises(UserError, match=r"a\.toml' is damaged or foreign: it carries no digest"):
+        checkpoint.load_text(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    "text", [b"[]", b"NaN", b'"a"', b"\xff\xfe{}", b"{", b"", b'{"#sha256": 3}', b"[" * 100_000]
+)
+def test_json_of_another_kind_is_refused_by_name(tmp_path, text):
+    path = tmp_path / "start.json"
+    path.write_bytes(text)
+    with pytest.raises(UserError, match=r"start\.json' is damaged or foreign"):
+        checkpoint.load_json(path)
+
+
+def test_sealed_json_and_text_round_trip_and_notice_a_change(tmp_path):
+    document = {"a": [1, 2.5, None], "ü": {"b": "c"}, "big": 2**60}
+    checkpoint.save_json(tmp_path / "a.json", document)
+    assert checkpoint.load_json(tmp_path / "a.json") == document
+    (tmp_path / "a.json").write_text((tmp_path / "a.json").read_text().replace("2.5", "2.6"))
+    with pytest.raises(UserError, match="does not fit its digest"):
+        checkpoint.load_json(tmp_path / "a.json")
+    checkpoint.save_text(tmp_path / "a.toml", 'a = "ü"\n')
+    assert checkpoint.load_text(tmp_path / "a.toml") == 'a = "ü"\n'
+    (tmp_path / "a.toml").write_text((tmp_path / "a.toml").read_text().replace("ü", "u"))
+    with pytest.raises(UserError, match="does not fit its digest"):
+        checkpoint.load_text(tmp_path / "a.toml")
+
+
+def test_the_same_arrays_give_the_same_bytes(tmp_path):
+    """In another process too, where sets and maps have another order: runs are compared by their files."""
+    code = """
+import sys, numpy as np
+from pathlib import Path
+from partwise.checkpoint import save_arrays
+save_arrays(Path(sys.argv[1]), {n: np.arange(3) for n in "abcdefgh"}, {"round": 1, "task": "a", "kind": "b"})
+"""
+    for name in ("one", "two"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_messages_carry_no_digest():
+    """They are many and small, and their transport has checksums of its own."""
+    assert checkpoint.SEAL.encode() not in checkpoint.to_bytes(ARRAYS, HEADER)
+
+
+def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
+    for name in (".model.json.4711.tmp", ".notes.tmp", "a.1.tmp"):
+        (tmp_path / name).write_text("")
+    checkpoint.remove_temporary_files(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", "a.1.tmp"]

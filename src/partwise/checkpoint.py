@@ -35,36 +35,21 @@ def to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None)
 
 def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The inverse of `to_bytes`."""
-    arrays, metadata = _unpack(data)
-    return arrays, _header(data, metadata)
+    try:
+        length = int.from_bytes(data[:8], "little")
+        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        return load(data), dict(json.loads(metadata.get("partwise", "{}")))
+    except (SafetensorError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
 
 
 def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(array, order="C") for name, array in arrays.items()}
 
 
-def _unpack(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    try:
-        length = int.from_bytes(data[:8], "little")
-        return load(data), dict(json.loads(data[8 : 8 + length]).get("__metadata__", {}))
-    except (SafetensorError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
-        raise _foreign(data, error) from None
-
-
-def _header(data: bytes, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return dict(json.loads(metadata.get("partwise", "{}")))
-    except (ValueError, TypeError) as error:
-        raise _foreign(data, error) from None
-
-
-def _foreign(data: bytes, error: Exception) -> UserError:
-    return UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}")
-
-
-def _digest(arrays: Mapping[str, np.ndarray], header: str) -> str:
+def _digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:
     """Of all that a file of arrays says: header, names, types, shapes and values."""
-    total = hashlib.sha256(header.encode())
+    total = hashlib.sha256(json.dumps(header).encode())
     for name in sorted(arrays):
         array = arrays[name]
         total.update(json.dumps([name, array.dtype.name, array.shape]).encode())
@@ -121,18 +106,18 @@ def remove_temporary_files(folder: Path) -> None:
 def save_arrays(
     path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None, mode: int = 0o666
 ) -> None:
-    """A sealed safetensors file."""
-    host, text = _on_host(arrays), json.dumps(dict(header or {}))
-    write_file(path, save(host, {"partwise": text, SEAL: _digest(host, text)}), mode)
+    """A sealed safetensors file; the same arrays and header always give the same bytes."""
+    host, told = _on_host(arrays), dict(header or {})
+    write_file(path, to_bytes(host, told | {SEAL: _digest(host, told)}), mode)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and header of a file, with an error that names it."""
     data = read_file(path)
     try:
-        arrays, metadata = _unpack(data)
-        _check_seal(metadata.get(SEAL), _digest(arrays, str(metadata.get("partwise", ""))))
-        return arrays, _header(data, metadata)
+        arrays, header = from_bytes(data)
+        _check_seal(header.pop(SEAL, None), _digest(arrays, header))
+        return arrays, header
     except UserError as error:
         raise UserError(f"'{path}' is damaged or foreign: {error}") from None
 

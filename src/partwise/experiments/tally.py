@@ -81,7 +81,8 @@ class Tally:
         which nobody counted, for other reasons, says nothing."""
         if broken > clients:
             return True
-        exploded = loss > EXPLODED * max([1.0, *self._usual])
+        known = len(self._usual) == FIRST_ROUNDS
+        exploded = known and loss > EXPLODED * max(1.0, *self._usual)
         return bool(clients) and (exploded or not math.isfinite(loss))
 
     def curve(self) -> list[dict[str, Any]]:
