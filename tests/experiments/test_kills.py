@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ CHANGES = {
     "simulation.evaluate_every": 250,
     "simulation.checkpoint_every": 250,
 }
+RUNS, SEED = int(os.environ.get("PARTWISE_KILLED_RUNS", "2")), 0
 TRAIN = """
 import json, sys
 from partwise.experiments.run import train
@@ -62,24 +65,40 @@ def kill_until_it_ends(out: Path, changes: dict, rng: random.Random, longest: fl
         return kills
 
 
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path):
-    """With lanes that are chosen, and another process that keeps a core busy."""
+@pytest.fixture
+def busy():
+    """Another process that keeps a core busy."""
     load = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        began = time.monotonic()
-        finish(start(tmp_path / "whole", CHANGES, begin=True))
-        seconds = time.monotonic() - began
-        kills, rng = 0, random.Random(0)
-        for number in range(3):
-            out = tmp_path / str(number)
-            kills += kill_until_it_ends(out, CHANGES, rng, seconds, most=3)
-            assert Folder(out).begun()["lanes"] == Folder(tmp_path / "whole").begun()["lanes"]
-            expected, found = (folder / "model.safetensors" for folder in (tmp_path / "whole", out))
-            assert found.read_bytes() == expected.read_bytes()
-            assert len(Folder(out).records()) == CHANGES["rounds"]
-            assert not [path for path in out.rglob(".*") if path.is_file()]
-        assert kills
-    finally:
-        load.kill()
-        load.wait()
+    yield
+    load.kill()
+    load.wait()
+
+
+@pytest.fixture
+def uninterrupted(tmp_path):
+    """The model's bytes of a run with so many lanes that nobody disturbed."""
+
+    @cache
+    def model(lanes: int) -> bytes:
+        out = tmp_path / f"whole {lanes}"
+        finish(start(out, CHANGES | {"simulation.lanes": lanes}, begin=True))
+        return (out / "model.safetensors").read_bytes()
+
+    return model
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path, busy, uninterrupted):
+    """With lanes that are chosen by the run that was begun, and may differ from one to the next."""
+    began = time.monotonic()
+    uninterrupted(8)
+    seconds = time.monotonic() - began
+    kills, rng = 0, random.Random(SEED)
+    for number in range(RUNS):
+        out = tmp_path / str(number)
+        kills += kill_until_it_ends(out, CHANGES, rng, seconds, most=3)
+        assert (out / "model.safetensors").read_bytes() == uninterrupted(Folder(out).begun()["lanes"])
+        assert len(Folder(out).records()) == CHANGES["rounds"]
+        assert not [path for path in out.rglob(".*") if path.is_file()]
+    print(f"{kills} kills")
+    assert kills
