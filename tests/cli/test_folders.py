@@ -40,3 +40,18 @@ def test_folders_that_hold_no_run(mistake, small, tmp_path, run_folder):
     file = tmp_path / "file"
     file.write_text("")
     assert "could not" in mistake("train", *small, "--out", str(file / "run"))
+
+
+def test_places_that_cannot_be_folders(mistake, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place, says in (
+        ("", "name is empty"),
+        ("x" * 100_000, "File name too long"),
+        ("/dev/null", "is not a folder"),
+        ("/proc/partwise", "could not use '/proc/partwise' as a folder"),  # not even root may write there
+    ):
+        assert says in mistake("train", *small, "--out", place)
+        assert says in mistake("reproduce", "fedrecon-table1", "--quick", "--out", place)
+    assert "name is empty" in mistake("evaluate", "")
+    assert "File name too long" in mistake("evaluate", "x" * 100_000)
+    assert not list(tmp_path.iterdir())
