@@ -16,7 +16,7 @@ import optax
 
 from partwise import tree
 from partwise.model.partition import Partition
-from partwise.types import UserError, unknown
+from partwise.types import Limits, unknown
 
 
 class Optimizer(NamedTuple):
@@ -77,14 +77,28 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
 }
 
 
+# What the optimizers' own settings may be; a decay of 1 would never forget, and move nothing.
+_FIRST, _SMALL = {"initial_accumulator": Limits(0, 1e6)}, {"epsilon": Limits(1e-12, 1e6)}
+_DECAYS = {"b1": Limits(0, 0.9999), "b2": Limits(0, 0.999999)}
+SETTINGS: Mapping[str, Mapping[str, Limits]] = {
+    "sgd": {"momentum": Limits(0, 0.9999)},
+    "adagrad": _FIRST | _SMALL,
+    "adam": _DECAYS | _SMALL,
+    "lazy_adam": _DECAYS | _SMALL,
+    "yogi": _DECAYS | _SMALL | _FIRST,
+    "lazy_yogi": _DECAYS | _SMALL | _FIRST,
+}
+
+
 def make_optimizer(name: str, rate: Any, **settings: Any) -> Optimizer:
     """An optimizer by name, with its settings."""
     if name not in OPTIMIZERS:
         raise unknown("server optimizer", name, OPTIMIZERS)
-    try:
-        return OPTIMIZERS[name](rate, **settings)
-    except TypeError as error:
-        raise UserError(f"server optimizer '{name}': {error}") from None
+    for setting, value in settings.items():
+        if setting not in SETTINGS[name]:
+            raise unknown(f"setting of the server optimizer '{name}'", setting, SETTINGS[name])
+        SETTINGS[name][setting].check(f"server.settings.{setting}", value)
+    return OPTIMIZERS[name](rate, **settings)
 
 
 class ServerState(NamedTuple):

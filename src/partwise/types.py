@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 # A pytree of arrays. Nested dicts in practice; any pytree with dict-like paths works.
 Params = Any
@@ -20,6 +20,29 @@ class UserError(ValueError):
 class RunWarning(Warning):
     """Something went wrong that a run survives, and that its user should know. The command line prints it as a
     sentence."""
+
+
+class Limits(NamedTuple):
+    """The numbers that a setting may be, both ends among them."""
+
+    least: float
+    most: float
+
+    def check(self, key: str, value: Any) -> None:
+        """Raise if `value` is a number beyond them."""
+        if (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and not self.least <= value <= self.most
+        ):
+            raise UserError(
+                f"'{key}' must be between {_number(self.least)} and {_number(self.most)}, not {value}"
+            )
+
+
+def _number(value: float) -> str:
+    """Whole numbers in full, others short."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:

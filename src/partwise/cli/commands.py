@@ -24,8 +24,10 @@ def train(options: Options) -> Result:
         refuse_if_held(options.out)
     from partwise.experiments.run import train as train_task
 
-    task, changes = _asked(options)
-    options.folder = _free_folder(options, task, changes) if options.out is None else Path(options.out)
+    task, recorded, changes = _asked(options)
+    options.folder = (
+        _free_folder(options, task, {**recorded, **changes}) if options.out is None else Path(options.out)
+    )
     begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
         run = train_task(
@@ -33,20 +35,24 @@ def train(options: Options) -> Result:
             data=options.data,
             out=options.folder,
             resume=options.resume,
+            preset=options.preset,
             progress=progress,
             changes=changes,
+            recorded=recorded,
         )
     if not options.json:
         show.summary(run.summary, options.folder)
     return {**run.summary, "folder": str(options.folder)}
 
 
-def _asked(options: Options) -> tuple[str | None, dict[str, Any]]:
-    """The task, and the settings: the TOML file, then the named options, then --set."""
-    from partwise.config.settings import parse_assignments, read_toml
+def _asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
+    """The task; the settings of a recorded run, if the TOML file is one; and what was written: another TOML file,
+    then the named options, then --set."""
+    from partwise.config.settings import is_record, parse_assignments, read_toml
 
     changes = read_toml(Path(options.config)) if options.config else {}
     written = changes.pop("task", None)
+    recorded, changes = (changes, {}) if is_record(changes) else ({}, changes)
     named = {"algorithm": options.algorithm, "rounds": options.rounds, "cohort.size": options.cohort}
     changes |= {key: value for key, value in {**named, "seed": options.seed}.items() if value is not None}
     changes |= parse_assignments(options.set)
@@ -54,7 +60,7 @@ def _asked(options: Options) -> tuple[str | None, dict[str, Any]]:
         raise UserError(
             f"two tasks were given, '{options.task}' and --set task={changes['task']}: leave one out"
         )
-    return options.task or changes.pop("task", written), changes
+    return options.task or changes.pop("task", written), recorded, changes
 
 
 def _free_folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:
@@ -76,10 +82,14 @@ def settings(options: Options) -> Result:
     """`partwise settings`."""
     from partwise.experiments.describe import list_settings
 
-    lines = list_settings(options.task, options.algorithm)
+    task = options.task or "planted"
+    lines = list_settings(task, options.algorithm, options.preset)
     if not options.json:
-        show.settings_table(lines, f"settings of {options.task}" if options.task else "settings")
-    return {"settings": lines}
+        of = f"{task}, preset {options.preset}" if options.preset else task
+        show.settings_table(
+            lines, f"settings of {of}" if options.task else f"settings of {of}, the default task"
+        )
+    return {"task": task, "settings": lines}
 
 
 def evaluate(options: Options) -> Result:

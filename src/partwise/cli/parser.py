@@ -48,6 +48,12 @@ def _add_set(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_preset(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--preset", metavar="NAME", help="settings in place of the task's own: paper, those of its paper"
+    )
+
+
 def _add_quiet(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -57,6 +63,7 @@ def _add_train(command: Command) -> None:
     sub = command("train", commands.train, "train a task (default: planted, which needs no data)", more)
     sub.add_argument("task", nargs="?", help="a name from `partwise tasks`")
     sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: the task's own)")
+    _add_preset(sub)
     sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
     sub.add_argument("--rounds", metavar="N")
     sub.add_argument("--cohort", metavar="M", help="clients per round")
@@ -70,8 +77,9 @@ def _add_train(command: Command) -> None:
 
 def _add_settings(command: Command) -> None:
     sub = command("settings", commands.settings, "list every --set key with its value and meaning")
-    sub.add_argument("task", nargs="?", help="with this task's own values and options")
+    sub.add_argument("task", nargs="?", help="whose values and options (default: planted, as in `train`)")
     sub.add_argument("--algorithm", help="with the task's values for this algorithm")
+    _add_preset(sub)
 
 
 def _add_evaluate(command: Command) -> None:

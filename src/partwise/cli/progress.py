@@ -46,6 +46,9 @@ def _on_bar(bar: Progress, title: str) -> Show:
     last = {"evaluation": ""}
 
     def show(status: Any) -> None:
+        if status.note:
+            _say(title, status.note)
+            return
         last["evaluation"] = _metric(status.evaluation) or last["evaluation"]
         wide = err.width >= NARROW or not last["evaluation"]
         told = [f"loss {status.loss:.4f}"] * wide + [last["evaluation"]]
@@ -66,6 +69,9 @@ def _as_lines(title: str) -> Show:
     began = time.perf_counter()
 
     def show(status: Any) -> None:
+        if status.note:
+            _say(title, status.note)
+            return
         if status.evaluation is None and not (status.part and status.round == status.rounds):
             return
         told = (
@@ -78,6 +84,11 @@ def _as_lines(title: str) -> Show:
         err.print(text, highlight=False, markup=False, soft_wrap=True)
 
     return show
+
+
+def _say(title: str, note: str) -> None:
+    """What goes on, in a line of its own (above the bar, if there is one)."""
+    err.print(f"{title}: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _metric(evaluation: Any) -> str:

@@ -1,7 +1,7 @@
 """Text from a user into one nested configuration, whose keys are dotted.
 
-A configuration is the defaults below, changed by the task's published settings, by a TOML file and by
-`--set dotted.key=value`, in that order.
+A configuration is the defaults below, changed by the task's settings (or those of one of its presets), by a TOML
+file and by `--set dotted.key=value`, in that order.
 """
 
 from __future__ import annotations
@@ -16,31 +16,39 @@ from typing import Any
 
 import tomli_w
 
-from partwise.types import UserError, unknown
+from partwise.types import Limits, UserError, unknown
 
 LARGEST = 1e30  # of rates: far beyond use, and still a float32
 
 
-def key(default: Any, meaning: str, least: float = -math.inf, most: float = math.inf) -> Any:
-    """A setting: its default, what it means (`partwise settings` tells it), and the numbers it may be."""
-    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
+LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and still little memory
+MOST_ROUNDS = 10**8
+MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 32 bits
+
+
+def key(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
+    """A setting: its default, what it means (`partwise settings` tells it), and if it is a number, the least and
+    the most that it may be."""
+    limits = None if least is None or most is None else Limits(least, most)
+    return field(default=default, metadata={"meaning": meaning, "limits": limits})
 
 
 SELECT = (
     "keys that a client asks for: own, all, or a number of keys as in top:1000 (sample, sample_top, random, same); "
-    "of device classes with their shares: top:1000@0.8,100@0.2"
+    "of device classes with their shares: top:1000@0.8,100@0.2. Unsaid: own, or all where the loss looks at the "
+    "whole slice"
 )
-UNSAID = {"SPACE": "own"}  # of a key space of which `select` says nothing
+UNSAID = {"SPACE": "own or all"}  # of a key space of which `select` says nothing
 
 
 @dataclass(frozen=True)
 class CohortConfig:
     """Who takes part in a round (see data.cohort)."""
 
-    size: int = key(50, "clients whose reports are wanted in a round", 1)
-    over_selection: float = key(1.0, "so many times more clients are asked", 1)
+    size: int = key(50, "clients whose reports are wanted in a round", 1, 10**8)
+    over_selection: float = key(1.0, "so many times more clients are asked", 1, 1000)
     dropout: float = key(0.0, "chance that a client that was asked never reports", 0, 0.99)
-    min_examples: int = key(0, "reports of clients with fewer examples are not used", 0)
+    min_examples: int = key(0, "reports of clients with fewer examples are not used", 0, 10**9)
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ class SplitConfig:
         "alternate",
         "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
     )
-    batch_size: int = key(5, "examples in a batch that goes to support or query (alternate)", 1)
+    batch_size: int = key(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
     percent: int = key(50, "share of the examples that is support (halves)", 1, 99)
 
 
@@ -63,9 +71,11 @@ class ReconstructConfig:
     method: str = key("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
     optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = key(0.1, "learning rate of the local part", 0, LARGEST)
-    epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
-    max_steps: int | None = key(50, "batches at most; none: no limit", 0)
-    batch_size: int = key(5, "examples in a batch", 1)
+    epochs: int | None = key(
+        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    max_steps: int | None = key(50, "batches at most; none: no limit", 0, MOST_STEPS)
+    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
     pull: float = key(0.0, "strength of the pull of the local part towards its default", 0, LARGEST)
 
 
@@ -76,11 +86,13 @@ class UpdateConfig:
     method: str = key("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
     optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = key(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
-    epochs: int | None = key(1, "passes over the query set at most; none: as many as max_steps allow", 0)
-    max_steps: int | None = key(50, "batches at most; none: no limit", 0)
-    batch_size: int = key(5, "examples in a batch", 1)
+    epochs: int | None = key(
+        1, "passes over the query set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    max_steps: int | None = key(50, "batches at most; none: no limit", 0, MOST_STEPS)
+    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
     joint: bool = key(False, "train the local part along")
-    passes: int = key(1, "how often reconstruction and update follow one another in a round", 1)
+    passes: int = key(1, "how often reconstruction and update follow one another in a round", 1, 100)
     pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
     proximal: float = key(0.0, "fed_prox's mu: how strongly steps are held to what was received", 0, LARGEST)
 
@@ -100,9 +112,11 @@ class EvaluationConfig:
 class FineTuneConfig:
     """Steps on the support set before a client is judged, on shared and keyed parts."""
 
-    max_steps: int | None = key(0, "batches of fine-tuning before evaluation at most; 0: none", 0)
-    epochs: int | None = key(5, "passes over the support set at most; none: as many as max_steps allow", 0)
-    batch_size: int = key(5, "examples in a batch", 1)
+    max_steps: int | None = key(0, "batches of fine-tuning before evaluation at most; 0: none", 0, MOST_STEPS)
+    epochs: int | None = key(
+        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
     optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = key(0.1, "learning rate of fine-tuning", 0, LARGEST)
     joint: bool = key(False, "tune the local part along")
@@ -150,14 +164,17 @@ class SimulationConfig:
     """How the rounds are run."""
 
     backend: str = key("compiled", "compiled, or plain (one client at a time; names the one that fails)")
-    lanes: int = key(0, "clients side by side on a device; 0: measured and chosen", 0)
-    rounds_per_call: int = key(25, "rounds in one compiled call", 1)
-    evaluate_every: int = key(50, "rounds between looks at the validation clients; 0: only at the end", 0)
-    checkpoint_every: int = key(100, "rounds between checkpoints; 0: only at the end", 0)
+    lanes: int = key(0, "clients side by side on a device; 0: measured and chosen", 0, 65_536)
+    rounds_per_call: int = key(25, "rounds in one compiled call", 1, 10_000)
+    evaluate_every: int = key(
+        50, "rounds between looks at the validation clients; 0: only at the end", 0, MOST_ROUNDS
+    )
+    checkpoint_every: int = key(100, "rounds between checkpoints; 0: only at the end", 0, MOST_ROUNDS)
     patience: int = key(
         20,
         "rounds that may go wrong (most updates not finite, or the loss exploded) before a run stops; 0: no end",
         0,
+        MOST_ROUNDS,
     )
 
 
@@ -168,7 +185,7 @@ class Config:
 
     task: str = key("planted", "a name from `partwise tasks`")
     algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
-    rounds: int = key(500, "rounds of the run", 1)
+    rounds: int = key(500, "rounds of the run", 1, MOST_ROUNDS)
     seed: int = key(0, "what all randomness comes from", 0, 2**32 - 1)
     data: Mapping[str, Any] = field(default_factory=dict)
     cohort: CohortConfig = field(default_factory=CohortConfig)
@@ -229,14 +246,9 @@ def _with_option(options: Mapping[str, Any], key: str, name: str, value: Any) ->
 def _setting(key: str, value: Any, about: dataclasses.Field) -> Any:
     """`value` as the key's type, within its limits."""
     read = to_type(key, value, str(about.type))
-    least, most = about.metadata["least"], about.metadata["most"]
-    if isinstance(read, int | float) and not isinstance(read, bool) and not least <= read <= most:
-        raise UserError(f"'{key}' must be {_range(least, most)}, not {value}")
+    if about.metadata["limits"] is not None:
+        about.metadata["limits"].check(key, read)
     return read
-
-
-def _range(least: float, most: float) -> str:
-    return f"at least {least}" if most == math.inf else f"between {least} and {most}"
 
 
 def to_type(key: str, value: Any, kind: str) -> Any:
@@ -321,6 +333,12 @@ def _dotted(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
             yield from _dotted(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def is_record(settings: Mapping[str, Any]) -> bool:
+    """Whether these dotted keys are a whole configuration, as a run's config.toml is, and not some that somebody
+    wrote."""
+    return {name for name in Config().flat() if name != "task"} <= set(settings)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Tables 1 and 3 and Figures 3 and 4 of Federated Reconstruction, on MovieLens.
 
-Every row is a task and a few changes of the configuration; its rates are searched on the published grid by the
-validation clients' RMSE, the best are run again with other seeds, and the test clients are looked at once.
+Every row is a task with the paper's settings and a few changes of them; its rates are searched on the published
+grid by the validation clients' RMSE, the best are run again with other seeds, and the test clients are looked at
+once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from partwise.config.settings import Config
 from partwise.experiments.picture import INK, QUIET, bars_beside, save_picture
 from partwise.experiments.run import Progress, make_evaluator
 from partwise.experiments.sweep import RATES, Trial, best_of, grid_of, sweep
-from partwise.tasks import Task, load_task
+from partwise.tasks import PAPER, Task, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
 AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
@@ -118,7 +119,7 @@ class Kitchen:
             options["size"] = "100k"
         key = (recipe.task, *sorted(options.items()))
         if key not in self._tasks:
-            self._tasks[key] = load_task(recipe.task, self.data, **options)
+            self._tasks[key] = load_task(recipe.task, self.data, preset=PAPER, **options)
         task = self._tasks[key]
         config = Config(task=recipe.task).changed(
             settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon")) | dict(recipe.changes)

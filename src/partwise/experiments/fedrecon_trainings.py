@@ -24,7 +24,7 @@ from partwise.experiments.study import once, tune
 from partwise.experiments.sweep import RATES, grid_of
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
-from partwise.tasks import Task, load_task
+from partwise.tasks import PAPER, Task, load_task
 from partwise.types import UserError
 
 TASK, METRIC = "next-word-lstm", "accuracy_no_oov_or_eos"
@@ -169,7 +169,7 @@ class Desk:
                 QUICK_MODEL if self.quick else {"max_sentences": SENTENCES, **(NARROW if narrow else WIDE)}
             )
             options = {"num_words": key[0], "num_buckets": key[1], "words": "input", **model}
-            self._tasks[key] = load_task(TASK, self.data, **options)
+            self._tasks[key] = load_task(TASK, self.data, preset=PAPER, **options)
         return self._tasks[key]
 
     def config(self, task: Task, training: Training) -> Config:

@@ -22,7 +22,7 @@ from partwise.experiments.study import once
 from partwise.experiments.sweep import RATES
 from partwise.simulation.evaluate import Evaluator
 from partwise.simulation.loop import Simulation
-from partwise.tasks import Task, load_task
+from partwise.tasks import PAPER, Task, load_task
 from partwise.types import UserError
 
 ALGORITHMS = {
@@ -156,7 +156,7 @@ class Bench:
     def __init__(self, case: Case, data: str | None, out: Path, quick: bool, progress: Progress):
         self.case, self.out, self.quick, self.progress = case, out, quick, progress
         self.target: float | None = None
-        self.task: Task = load_task(case.task, data)
+        self.task: Task = load_task(case.task, data, preset=PAPER)
         self.rounds = list(
             range(2, QUICK_ROUNDS + 1, 2) if quick else range(case.every, ROUNDS + 1, case.every)
         )

@@ -9,38 +9,68 @@ from typing import Any
 import numpy as np
 
 from partwise.config.algorithms import settings_for
+from partwise.config.effects import check_effects
 from partwise.config.options import read_options
 from partwise.config.settings import Config
 from partwise.experiments.fingerprint import differences, fingerprint
 from partwise.experiments.folder import Folder
-from partwise.tasks import Entry, Task, algorithm_of, find_task, is_named, load_task
+from partwise.tasks import (
+    Entry,
+    Task,
+    algorithm_of,
+    data_options,
+    find_task,
+    fitting,
+    is_named,
+    load_task,
+    with_preset,
+)
 from partwise.types import UserError
 
 MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
 
 
-def resolve(task: str | Task, data: str | None, changes: Mapping[str, Any]) -> tuple[Task, Config]:
-    """The task, and the configuration: defaults, then the task's published settings, then `changes`."""
+def resolve(
+    task: str | Task,
+    data: str | None,
+    changes: Mapping[str, Any],
+    preset: str | None = None,
+    recorded: Mapping[str, Any] | None = None,
+) -> tuple[Task, Config]:
+    """The task, and the configuration: defaults, then the task's settings or those of its preset, then all settings
+    of a recorded run, if there is one, then `changes`. What is written in `changes` must have an effect."""
     name = task if isinstance(task, str) else task.name
-    given = dict(changes) | ({"data.path": str(data)} if data else {})
+    if preset is not None and recorded:
+        raise UserError(
+            f"the preset '{preset}' would have no effect: the configuration of another run says all settings "
+            f"already. Leave one of the two out."
+        )
+    given = fitting(recorded or {}, changes) | dict(changes) | ({"data.path": str(data)} if data else {})
     if given.get("task", name) != name:
         raise UserError(
             f"the task is '{name}', but the settings say '{given['task']}': leave out task={given['task']}"
         )
     asked = Config(task=name).changed(given)
-    task = _load(name, asked.data) if isinstance(task, str) else _unchanged(task, asked.data)
+    given_name = isinstance(task, str)
+    task = _load(name, asked.data, preset) if given_name else _unchanged(task, asked.data, preset)
     algorithm = given.get("algorithm", algorithm_of(task.defaults))
-    config = Config(task=name).changed(settings_for(task.defaults, algorithm)).changed(given)
-    return task, dataclasses.replace(config, data=dict(task.loaded))
+    usual = Config(task=name).changed(fitting(settings_for(task.defaults, algorithm), given))
+    config = dataclasses.replace(usual.changed(given), data=dict(task.loaded))
+    check_effects(task, config, usual, changes)
+    return task, config
 
 
-def _load(name: str, options: Mapping[str, Any]) -> Task:
+def _load(name: str, options: Mapping[str, Any], preset: str | None) -> Task:
     named = {key: value for key, value in options.items() if key != "path"}
-    return load_task(name, options.get("path"), **read_options(find_task(name).load, named))
+    read = read_options(find_task(name).load, named)
+    return load_task(name, options.get("path"), preset=preset, **read)
 
 
-def _unchanged(task: Task, options: Mapping[str, Any]) -> Task:
-    """A Task object that is loaded already: options cannot change it any more."""
+def _unchanged(task: Task, options: Mapping[str, Any], preset: str | None) -> Task:
+    """A Task object that is loaded already: options cannot change it any more, nor can those of a preset."""
+    if preset is not None:
+        task = with_preset(task, preset)
+        options = data_options(task.defaults) | dict(options)
     for name, value in options.items():
         if name not in task.loaded or str(task.loaded[name]) != str(value):
             raise UserError(
@@ -60,9 +90,14 @@ def check_resumable(folder: Folder) -> None:
 
 
 def resumed(
-    folder: Folder, task: str | Task | None, data: str | None, changes: Mapping[str, Any]
+    folder: Folder,
+    task: str | Task | None,
+    data: str | None,
+    changes: Mapping[str, Any],
+    preset: str | None = None,
 ) -> tuple[Task, Config]:
-    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds."""
+    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds. A preset must be
+    the one that it was begun with."""
     check_resumable(folder)
     saved = folder.config()
     name = task.name if isinstance(task, Task) else task or saved.task
@@ -72,6 +107,10 @@ def resumed(
             f"with it, or begin another run in another folder"
         )
     loaded, config = reopened(folder, data, changes, task if isinstance(task, Task) else None)
+    if preset is not None:
+        own = with_preset(loaded, preset).defaults
+        options = {f"data.{name}": value for name, value in data_options(own).items()}
+        config = config.changed(settings_for(own, saved.algorithm) | options | dict(changes))
     _check_same(folder, saved, config)
     _check_rounds(folder, saved, config)
     check_data(folder, loaded)
@@ -85,7 +124,7 @@ def reopened(
     saved = folder.config()
     if task is None:
         entry_of(saved.task)
-    loaded, config = resolve(task or saved.task, data, saved.flat() | dict(changes))
+    loaded, config = resolve(task or saved.task, data, changes, recorded=saved.flat())
     for name, ids in folder.vocabularies().items():
         if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
             raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 import warnings
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.config.algorithms import Prepared, prepare
+from partwise.config.effects import check_judging
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.experiments.checks import check_cohort, check_fit, check_going, check_model
@@ -34,6 +36,7 @@ from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
 SPLITS = ("train", "validation", "test")
+DEFAULT = "planted"  # the task that is trained if none is named
 
 
 class Status(NamedTuple):
@@ -44,6 +47,7 @@ class Status(NamedTuple):
     loss: float
     evaluation: Mapping[str, Any] | None
     part: str = ""  # which of several trainings
+    note: str = ""  # what goes on before the first round, or what else is to be said
 
 
 Progress = Callable[[Status], None]
@@ -51,6 +55,11 @@ Progress = Callable[[Status], None]
 
 def silent(status: Status) -> None:
     """Show no progress."""
+
+
+def saying(note: str) -> Status:
+    """A status that is a sentence."""
+    return Status(0, 0, math.nan, None, note=note)
 
 
 class Run(NamedTuple):
@@ -84,29 +93,36 @@ def train(
     data: str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    preset: str | None = None,
     progress: Progress = silent,
     changes: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Run:
     """Train a task (by name, or one of your own; by default `planted`) and evaluate it on its test clients.
+
+    `preset` takes other settings of the task in place of its defaults, such as those of its "paper"; `recorded` are
+    all settings of another run (its config.toml as dotted keys), on which `changes` are made.
 
     `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
     are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
     run stopped.
     """
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
+    progress(saying("loading the data"))
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
-        return _train(*resolve(task or "planted", data, changes), None, progress)
+        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), None, progress)
     folder = Folder(out)
     if resume:
         check_resumable(folder)
     with folder.held():
         if resume:
-            return _train(*resumed(folder, task, data, changes), folder, progress)
+            changes = {**(recorded or {}), **changes}
+            return _train(*resumed(folder, task, data, changes, preset), folder, progress)
         folder.check_free()
-        return _train(*resolve(task or "planted", data, changes), folder, progress)
+        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), folder, progress)
 
 
 def _train(task: Task, config: Config, folder: Folder | None, progress: Progress) -> Run:
@@ -114,6 +130,8 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
+    for note in (*task.notes, "compiling, and measuring how many clients run best side by side"):
+        progress(saying(note))
     simulation = make_simulation(prepared, config, _lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config, simulation) as recorder:
@@ -124,7 +142,7 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     test = evaluate.of(task.test.select(prepared.evaluated.columns))(
         simulation.state.params, kept=simulation.kept_of
     ) | {"judged": judged(task, prepared, config)}
-    summary = summarize_run(task, config, recorder.tally, test) | {
+    summary = summarize_run(task, prepared, config, recorder.tally, test) | {
         "lanes": simulation.lanes,
         "seconds_total": time.perf_counter() - began,
         "seconds_compile": compile_seconds() - compiling,
@@ -270,6 +288,7 @@ def evaluate_run(
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
+    check_judging(changes or {})
     folder = Folder(run)
     params = folder.model()
     task, config = reopened(folder, data, changes or {})

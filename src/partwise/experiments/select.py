@@ -16,7 +16,7 @@ from partwise.config.algorithms import settings_for
 from partwise.config.settings import Config
 from partwise.experiments.run import Progress, Status
 from partwise.experiments.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
-from partwise.tasks import Task, load_task
+from partwise.tasks import PAPER, Task, load_task
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
 FEWER = (1e-2, 1e-1, 1.0)
@@ -92,7 +92,7 @@ class Setup:
     ):
         self.study, self.out, self.quick, self.progress = study, out, quick, progress
         small = QUICK_OPTIONS[study.task] if quick else {}
-        self.task: Task = load_task(study.task, data, **{**study.options, **small, **options})
+        self.task: Task = load_task(study.task, data, preset=PAPER, **{**study.options, **small, **options})
         if quick:
             parts = {part: getattr(self.task, part) for part in QUICK_CLIENTS}
             few = {

@@ -25,7 +25,7 @@ from partwise.experiments.study import once
 from partwise.metrics import Sums
 from partwise.simulation.evaluate import Evaluator, KeptOf
 from partwise.simulation.loop import Simulation
-from partwise.tasks import Task, load_task
+from partwise.tasks import PAPER, Task, load_task
 from partwise.types import UserError
 
 ROUNDS, COHORTS, UPDATE_RATES = 200, (10, 50, 200, 500), (0.05, 0.1, 0.2)
@@ -66,7 +66,7 @@ class Bench:
     """The task, and programs that are made once: to train, to rebuild, to judge."""
 
     def __init__(self, data: str | None, quick: bool, progress: Progress):
-        self.task = load_task("movielens-seen", data)
+        self.task = load_task("movielens-seen", data, preset=PAPER)
         self.rounds, self.cohorts, self.rates, self.progress = ROUNDS, COHORTS, UPDATE_RATES, progress
         if quick:
             self.task = _first_clients(self.task, QUICK_CLIENTS)

@@ -13,6 +13,7 @@ import jax
 
 from partwise import __version__
 from partwise.config.algorithms import Prepared
+from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.experiments.checks import left_out
 from partwise.experiments.tally import Tally
@@ -20,7 +21,9 @@ from partwise.model.spec import one_per_example
 from partwise.tasks import Task
 
 
-def summarize_run(task: Task, config: Config, tally: Tally, test: Mapping[str, Any]) -> dict[str, Any]:
+def summarize_run(
+    task: Task, prepared: Prepared, config: Config, tally: Tally, test: Mapping[str, Any]
+) -> dict[str, Any]:
     """summary.json, but for the seconds."""
     clients = max(sum(tally.sums[reason] for reason in ("clients", "empty", "broken")), 1)
     return {
@@ -31,7 +34,7 @@ def summarize_run(task: Task, config: Config, tally: Tally, test: Mapping[str, A
         "seconds_per_round": tally.median_seconds(),
         "test": dict(test),
         "not_finite": not_finite(test),
-        "best": dict(task.best),
+        "best": best_reachable(task, prepared, config),
         **left_out(tally),
         "fewer": _fewer(task),
         "serving": config.serving.way,
@@ -57,6 +60,13 @@ def _versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "unknown"
     return found
+
+
+def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:
+    """The best that anybody could reach on the test clients, judged as they are, where it is known."""
+    kept = prepared.evaluation(prepared.rates).judged_with
+    on_query = bool(prepared.evaluated.partition.local_paths) and not (task.seen or kept)
+    return dict(task.best(make_evaluation_split(config) if on_query else None))
 
 
 def _fewer(task: Task) -> dict[str, tuple[int, int]]:

@@ -32,7 +32,7 @@ from partwise.model.spec import Model, lookup
 from partwise.selection.heat import count_heats
 from partwise.server import sgd
 from partwise.simulation.loop import Simulation
-from partwise.tasks import load_task
+from partwise.tasks import PAPER, load_task
 
 NUM_CLIENTS, START, RATE, ROUNDS = 100, (4.0, 3.0), 0.05, 40  # Figure 2 has a dispersion of 100
 L2 = (0.1, 0.01, 0.001)
@@ -100,7 +100,7 @@ def closed_form(name: str) -> np.ndarray:
 
 def _parameters(data: str | None, seed: int, quick: bool) -> tuple[ClientStore, str, int]:
     """Every training example's parameters: its five features, and the bias, which is everybody's."""
-    task = load_task("movielens-liked", data, seed=seed)
+    task = load_task("movielens-liked", data, preset=PAPER, seed=seed)
     some = np.arange(min(QUICK_CLIENTS, task.train.num_clients) if quick else task.train.num_clients)
     store, bias = task.train.gather(some), task.options["num_features"]
     features = store.columns["features"]

@@ -8,13 +8,19 @@ from typing import Any
 from partwise.plugins import Lazy, find, find_all, names
 from partwise.tasks import clicks, liked, movielens, planted, ratings, sentiment, tags
 from partwise.tasks.base import (
+    PAPER,
     Entry,
     Setting,
     Task,
     algorithm_of,
+    check_limits,
+    data_options,
     defaults_for,
+    find_preset,
+    fitting,
     keyword_options,
     takes_any_option,
+    with_preset,
 )
 from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError, nearest
@@ -27,45 +33,70 @@ TASKS: dict[str, Entry | Lazy] = {
         planted.load,
         ratings.settings,
         ratings.DEFAULTS | planted.DEFAULTS,
+        example=ratings.EXAMPLE,
     ),
     "movielens": Entry(
         "MovieLens ratings, unseen users (FedRecon, Table 1)",
         movielens.load,
         ratings.settings,
         ratings.DEFAULTS,
+        ratings.PRESETS,
+        ratings.EXAMPLE,
     ),
     "movielens-seen": Entry(
-        "MovieLens ratings, seen users, by time", movielens.load_seen, ratings.settings, ratings.DEFAULTS
+        "MovieLens ratings, seen users, by time",
+        movielens.load_seen,
+        ratings.settings,
+        ratings.DEFAULTS,
+        ratings.PRESETS,
+        ratings.EXAMPLE,
     ),
     "movielens-liked": Entry(
         "MovieLens: does a user like a movie? (FedSubAvg, section 5)",
         liked.load,
         liked.settings,
         liked.DEFAULTS,
+        liked.PRESETS,
+        liked.EXAMPLE,
     ),
     "ratings": Entry(
-        "your own table of user, item, rating", ratings.load, ratings.settings, ratings.DEFAULTS
+        "your own table of user, item, rating",
+        ratings.load,
+        ratings.settings,
+        ratings.DEFAULTS,
+        ratings.PRESETS,
+        ratings.EXAMPLE,
     ),
     "tags": Entry(
         "Stack Exchange or Stack Overflow posts to tags (Federated Select, Figure 2)",
         tags.load,
         tags.settings,
         tags.DEFAULTS,
+        tags.PRESETS,
+        tags.EXAMPLE,
     ),
     "tags-planted": Entry(
-        "generated posts to tags, at any size", tags.load_generated, tags.settings, tags.DEFAULTS
+        "generated posts to tags, at any size",
+        tags.load_generated,
+        tags.settings,
+        tags.DEFAULTS,
+        example=tags.EXAMPLE,
     ),
     "sentiment": Entry(
         "tweets (Sentiment140) or Amazon reviews, positive or not, LSTM (FedSubAvg, section 5.1)",
         sentiment.load,
         sentiment.settings,
         sentiment.DEFAULTS,
+        sentiment.PRESETS,
+        sentiment.EXAMPLE,
     ),
     "clicks": Entry(
         "Amazon ratings as clicks, deep interest network (FedSubAvg, section 5)",
         clicks.load,
         clicks.settings,
         clicks.DEFAULTS,
+        clicks.PRESETS,
+        clicks.EXAMPLE,
     ),
     "handwriting": Lazy(
         "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",
@@ -107,31 +138,42 @@ def all_tasks() -> dict[str, Entry | Lazy]:
     return find_all(TASKS, GROUP, "task")
 
 
-def load_task(name: str, data: str | None = None, **options: Any) -> Task:
-    """A task by name, from the data at `data` (a task's own default if None)."""
-    load = find_task(name).load
-    known = keyword_options(load)
+def load_task(name: str, data: str | None = None, *, preset: str | None = None, **options: Any) -> Task:
+    """A task by name, from the data at `data` (a task's own default if None); with a preset, with its settings and
+    its options of [data], below those that are given."""
+    entry = find_task(name)
+    if preset is not None:
+        options = data_options(find_preset(name, entry.presets, preset)) | options
+    known = keyword_options(entry.load)
     for option in options:
-        if option not in known and not takes_any_option(load):
+        if option not in known and not takes_any_option(entry.load):
             raise UserError(
                 f"task '{name}' has no option '{option}' ({nearest(option, known)}); "
                 f"`partwise settings {name}` lists them all"
             )
-    loaded = {**options, **({"path": str(data)} if data else {})}
-    return load(data, **options)._replace(loaded=loaded)
+    check_limits(entry.load, options)
+    task = entry.load(data, **options)
+    resolved = {option: value for option, value in task.loaded.items() if option in known}
+    task = task._replace(loaded=resolved | options | ({"path": str(data)} if data else {}))
+    return task if preset is None else with_preset(task, preset)
 
 
 __all__ = [
+    "PAPER",
     "TASKS",
     "Entry",
     "Setting",
     "Task",
     "algorithm_of",
     "all_tasks",
+    "data_options",
     "defaults_for",
+    "find_preset",
     "find_task",
+    "fitting",
     "is_named",
     "keyword_options",
     "load_task",
     "ratings_task",
+    "with_preset",
 ]

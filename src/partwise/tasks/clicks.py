@@ -19,12 +19,15 @@ from partwise.data.loaders import amazon_clicks
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import SUBMODEL_DEFAULTS, Setting, Task, cohort_size
+from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Setting, Task, fitted
+from partwise.types import Limits
 
 ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
 HIDDEN = (80, 40)
 SCALE = 0.05  # of the initial vectors
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 100}
+PRESETS = {PAPER: DEFAULTS}
+EXAMPLE = {"num_users": 2, "num_items": 2, "dim": 1}
 
 
 def deep_interest_network(num_users: int, num_items: int, dim: int = 18) -> Model:
@@ -102,10 +105,10 @@ def settings(num_users: int, num_items: int, dim: int = 18) -> tuple[Setting, Se
 def load(
     data: str | None = None,
     *,
-    length: Annotated[int, "items of a history, the last ones"] = 50,
-    dim: Annotated[int, "size of the vectors"] = 18,
-    min_ratings: Annotated[int, "ratings of a user, at least (raw ratings)"] = 40,
-    split_time: Annotated[int, "the last second of training (raw ratings)"] = 1_385_000_000,
+    length: Annotated[int, "items of a history, the last ones", SIZES] = 50,
+    dim: Annotated[int, "size of the vectors", Limits(1, 4096)] = 18,
+    min_ratings: Annotated[int, "ratings of a user, at least (raw ratings)", Limits(0, 10**8)] = 40,
+    split_time: Annotated[int, "the last second of training (raw ratings)", Limits(0, 2**62)] = 1_385_000_000,
 ) -> Task:
     """Seen users, by time. Of `amazon_train.tsv` 80 % of each user's rows train, of raw ratings (a CSV file) those
     up to `split_time`. Of a user's later rows the first half validates, the second tests."""
@@ -122,5 +125,7 @@ def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, 
     """A task from stores with the columns `user`, `item`, `history` and `label`."""
     options = {"num_users": train.num_keys("user"), "num_items": train.num_keys("item"), "dim": dim}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
-    return Task("clicks", train, validation, test, personal, stateful, options, given, seen=True)
+    presets = {name: fitted(each, train) for name, each in PRESETS.items()}
+    given = fitted(DEFAULTS, train)
+    task = Task("clicks", train, validation, test, personal, stateful, options, given, seen=True)
+    return task._replace(presets=presets)

@@ -20,17 +20,39 @@ from partwise.data.writers import generate_writers
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric
-from partwise.tasks.base import SELECT_DEFAULTS, Entry, Setting, Task, cohort_size
-from partwise.types import unknown
+from partwise.tasks.base import (
+    COUNTS,
+    PAPER,
+    SEEDS,
+    SELECT_DEFAULTS,
+    Entry,
+    Setting,
+    Task,
+    check_memory,
+    fitted,
+    on_accelerator,
+)
+from partwise.types import Limits, unknown
 
-Network = Annotated[Literal["cnn", "2nn"], "the model"]
+Name = Literal["cnn", "2nn"]
+Network = Annotated[
+    Name | None, "the model: cnn, 2nn; none: cnn, or on a CPU 2nn, which is fifty times faster"
+]
+Seed = Annotated[int, "of the cut, or of what is generated", SEEDS]
 DEFAULTS = {
     **SELECT_DEFAULTS,
     "update.rate": 0.1,
     "update.batch_size": 20,
     "server.optimizer": "sgd",
     "server.rate": 1.0,
+    "select.filter": "random:16",  # a quarter of the filters; of the 2nn's units, 50
 }
+PRESETS = {PAPER: {**DEFAULTS, "data.network": "cnn"}}
+EXAMPLE = {"num_classes": 2}
+NARROW = (
+    "On this CPU the model is the 2nn, 784-200-200; the CNN, which an accelerator gets, takes about fifty times as "
+    "long: --set data.network=cnn, or --preset paper."
+)
 
 
 class Convolution(nnx.Module):
@@ -135,7 +157,7 @@ NETWORKS = {
 }
 
 
-def settings(num_classes: int, network: Network = "cnn") -> tuple[Setting, Setting]:
+def settings(num_classes: int, network: Name = "cnn") -> tuple[Setting, Setting]:
     """One setting: there is nothing local in it."""
     if network not in NETWORKS:
         raise unknown("network", network, NETWORKS)
@@ -146,7 +168,7 @@ def settings(num_classes: int, network: Network = "cnn") -> tuple[Setting, Setti
     return setting, setting
 
 
-def load(data: str | None = None, *, network: Network = "cnn", seed: int = 0) -> Task:
+def load(data: str | None = None, *, network: Network = None, seed: Seed = 0) -> Task:
     """MNIST by writer; the test writers are others than the training writers, a tenth of whom validate."""
     train, test = load_mnist_by_writer(data)
     train, validation = holdout.by_client(train, (0.9, 0.1), seed=seed)
@@ -154,7 +176,11 @@ def load(data: str | None = None, *, network: Network = "cnn", seed: int = 0) ->
 
 
 def load_federated_emnist(
-    data: str | None = None, *, network: Network = "cnn", only_digits: bool = False, seed: int = 0
+    data: str | None = None,
+    *,
+    network: Network = None,
+    only_digits: Annotated[bool, "ten classes instead of 62"] = False,
+    seed: Seed = 0,
 ) -> Task:
     """TFF's federated EMNIST: test examples are of the training writers, a fifth of whom validate (as in the
     paper)."""
@@ -166,16 +192,18 @@ def load_federated_emnist(
 def load_generated(
     data: str | None = None,
     *,
-    network: Network = "cnn",
-    num_clients: Annotated[int, "writers that are generated"] = 3400,
-    median: Annotated[float, "images of a writer, in the middle"] = 180,
-    num_classes: Annotated[int, "different characters"] = 62,
-    seed: Annotated[int, "of the cut, or of what is generated"] = 0,
+    network: Network = None,
+    num_clients: Annotated[int, "writers that are generated", COUNTS] = 3400,
+    median: Annotated[float, "images of a writer, in the middle", COUNTS] = 180,
+    num_classes: Annotated[int, "different characters", Limits(2, 1000)] = 62,
+    seed: Seed = 0,
 ) -> Task:
     """Generated writers, at any size."""
+    check_memory(784.0 * num_clients * median, "so many images", "lower data.num_clients or data.median")
     store = generate_writers(num_clients, median, num_classes, seed=seed)
     train, validation, test = holdout.by_client(store, (0.9, 0.05, 0.05), seed=seed)
-    return handwriting_task("writers", train, validation, test, network, num_classes)
+    task = handwriting_task("writers", train, validation, test, network, num_classes)
+    return task._replace(presets={})
 
 
 def handwriting_task(
@@ -183,18 +211,21 @@ def handwriting_task(
     train: ClientStore,
     validation: ClientStore,
     test: ClientStore,
-    network: Network,
+    network: Name | None,
     num_classes: int,
 ) -> Task:
-    """A task from stores with the columns `pixels` and `label`."""
-    options = {"num_classes": num_classes, "network": network}
+    """A task from stores with the columns `pixels` and `label`; without a network, with that which suits the
+    device."""
+    chosen = network or ("cnn" if on_accelerator() else "2nn")
+    options = {"num_classes": num_classes, "network": chosen}
     personal, stateful = settings(**options)
-    keys = personal.partition.num_keys("filter")
-    size = {"cohort.size": cohort_size(50, train)}
-    given = DEFAULTS | size | {"select.filter": f"random:{keys // 4}"}
-    return Task(name, train, validation, test, personal, stateful, options, given)
+    keys = {"select.filter": f"random:{personal.partition.num_keys('filter') // 4}"}
+    presets = {preset: fitted(each, train) | keys for preset, each in PRESETS.items()}
+    task = Task(name, train, validation, test, personal, stateful, options, fitted(DEFAULTS, train) | keys)
+    notes = (NARROW,) if network is None and chosen == "2nn" else ()
+    return task._replace(loaded={"network": chosen}, presets=presets, notes=notes)
 
 
-MNIST = Entry("MNIST by writer", load, settings, DEFAULTS)
-EMNIST = Entry("TFF's federated EMNIST", load_federated_emnist, settings, DEFAULTS)
-WRITERS = Entry("generated handwriting", load_generated, settings, DEFAULTS)
+MNIST = Entry("MNIST by writer", load, settings, DEFAULTS, PRESETS, EXAMPLE)
+EMNIST = Entry("TFF's federated EMNIST", load_federated_emnist, settings, DEFAULTS, PRESETS, EXAMPLE)
+WRITERS = Entry("generated handwriting", load_generated, settings, DEFAULTS, example=EXAMPLE)

@@ -8,7 +8,7 @@ that one user rated) to the 4,331 male users, which is the paper's heat dispersi
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,12 @@ from partwise.data.loaders.movielens_users import AGES, GENDERS, with_users
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import SUBMODEL_DEFAULTS, Setting, Task, cohort_size
+from partwise.tasks.base import PAPER, SEEDS, SUBMODEL_DEFAULTS, Setting, Task, fitted
 
 LIKED = 4  # stars, at least
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 50}
+PRESETS = {PAPER: DEFAULTS}
+EXAMPLE = {"num_features": 2}
 
 
 def sparse_logistic_regression(num_features: int) -> Model:
@@ -58,8 +60,8 @@ def settings(num_features: int) -> tuple[Setting, Setting]:
 def load(
     data: str | None = None,
     *,
-    size: Annotated[str, "the release: 1m or 100k"] = "1m",
-    seed: Annotated[int, "of the cut into training, validation and test examples"] = 42,
+    size: Annotated[Literal["1m", "100k"], "the release"] = "1m",
+    seed: Annotated[int, "of the cut into training, validation and test examples", SEEDS] = 42,
 ) -> Task:
     """Seen users: 80 % of each user's ratings, at random, train. The paper tests on the other 20 %; here half of
     them validate, so that nothing is chosen by looking at the test examples."""
@@ -67,8 +69,10 @@ def load(
     train, validation, test = holdout.by_example(store.select(("features", "liked")), seed=seed)
     options = {"num_features": store.num_keys("features")}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
-    return Task("movielens-liked", train, validation, test, personal, stateful, options, given, seen=True)
+    presets = {name: fitted(each, train) for name, each in PRESETS.items()}
+    given = fitted(DEFAULTS, train)
+    task = Task("movielens-liked", train, validation, test, personal, stateful, options, given, seen=True)
+    return task._replace(presets=presets)
 
 
 def with_features(store: ClientStore) -> ClientStore:

@@ -17,12 +17,15 @@ def matrix_factorization(
     biases: bool = False,
     scale: float = 0.05,
     target: str = "rating",
+    center: float = 0.0,
+    spread: float = 1.0,
 ) -> Model:
     """Ratings as dot products; by default without biases or a mean, as in the authors' code.
 
     `num_users` None: one user vector, the client's own (to be local). Else a table of them, indexed by the
     column `user` (to be keyed by user). `biases` adds a mean, and a number for every user and item. Vectors
-    start uniform in (-scale, scale), biases at zero.
+    start uniform in (-scale, scale), biases at zero. What is learned are ratings in units of `spread` around
+    `center`, and so is the loss; outputs and metrics are ratings as they are given.
     """
     users = () if num_users is None else (num_users,)
 
@@ -42,17 +45,18 @@ def matrix_factorization(
 
     def predict(params: dict, batch: Batch, rng: jax.Array) -> jax.Array:
         own = (lambda leaf: leaf) if num_users is None else (lambda leaf: leaf[batch["user"]])
-        product = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
-        if not biases:
-            return product
-        return product + params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
+        found = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
+        if biases:
+            found += params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
+        return center + spread * found
 
+    error = lambda outputs, batch: squared_error(outputs, batch, target)
     return Model(
         init,
         predict,
-        lambda outputs, batch: squared_error(outputs, batch, target),
+        lambda outputs, batch: error(outputs, batch) / spread**2,
         metrics={
-            "rmse": Metric(lambda outputs, batch: squared_error(outputs, batch, target), math.sqrt),
+            "rmse": Metric(error, math.sqrt),
             "accuracy": Metric(lambda o, b: jnp.abs(o - b[target]) <= 0.5, higher_is_better=True),
         },
     )

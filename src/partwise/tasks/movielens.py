@@ -1,8 +1,9 @@
-"""MovieLens matrix factorisation, as in FedRecon's Tables 1 and 3 (section 5.1.1, appendix C.1)."""
+"""MovieLens matrix factorisation; the preset `paper` is that of FedRecon's Tables 1 and 3 (section 5.1.1, appendix
+C.1)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from partwise.data.loaders import movielens
 from partwise.tasks.base import Task, takes_options_of
@@ -11,7 +12,7 @@ from partwise.tasks.ratings import ratings_task
 
 @takes_options_of(ratings_task, but=("name", "defaults"))
 def load(
-    data: str | None = None, *, size: Annotated[str, "the release: 1m or 100k"] = "1m", **options: Any
+    data: str | None = None, *, size: Annotated[Literal["1m", "100k"], "the release"] = "1m", **options: Any
 ) -> Task:
     """Unseen users: 80 % of the users train, 10 % validate, 10 % test (4,832 / 604 / 604 of MovieLens-1M)."""
     return ratings_task(movielens.load(data, size), name="movielens", **options)

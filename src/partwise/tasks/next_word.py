@@ -22,9 +22,20 @@ from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import NOTHING, sampled_softmax
 from partwise.model.spec import Batch, Metric, lookup
-from partwise.tasks.base import SELECT_DEFAULTS, Entry, Setting, Task, cohort_size
+from partwise.tasks.base import (
+    COUNTS,
+    PAPER,
+    SEEDS,
+    SELECT_DEFAULTS,
+    SIZES,
+    Entry,
+    Setting,
+    Task,
+    fitted,
+    sized_for_device,
+)
 from partwise.tasks.language import accuracy, cross_entropy, load_sentences
-from partwise.types import UserError
+from partwise.types import Limits, UserError
 
 DEFAULTS = {
     **SELECT_DEFAULTS,
@@ -35,6 +46,10 @@ DEFAULTS = {
     "select.word": "own",
     "select.unit": "all",
 }
+WIDE = {"num_words": 10_000, "width": 96, "heads": 8, "units": 2048}  # the paper's
+NARROW = {"num_words": 2000, "width": 32, "heads": 4, "units": 256}  # a round in a second on two cores
+PRESETS = {PAPER: {**DEFAULTS, **{f"data.{name}": value for name, value in WIDE.items()}}}
+EXAMPLE = {"num_ids": 8, "num_words": 4, "width": 2, "heads": 1, "units": 2, "length": 2}
 
 
 class Wide(nnx.Module):
@@ -143,22 +158,32 @@ def settings(
 def load(
     data: str | None = None,
     *,
-    num_words: Annotated[int, "most frequent words of the training clients"] = 10_000,
-    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 1,
-    length: Annotated[int, "words of a sentence, at most"] = 20,
-    max_sentences: Annotated[int, "sentences of a client, at most"] = 1000,
+    num_words: Annotated[
+        int | None, "most frequent words of the training clients; none: 10,000, or on a CPU 2,000", COUNTS
+    ] = None,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary", SIZES] = 1,
+    length: Annotated[int, "words of a sentence, at most", SIZES] = 20,
+    max_sentences: Annotated[int, "sentences of a client, at most", COUNTS] = 1000,
     comments: Annotated[bool, "whether comments are read too"] = True,
-    sampled: Annotated[int, "outputs sampled for the training loss; 0: all that a client holds"] = 0,
-    seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
-    **shape: Any,
+    sampled: Annotated[
+        int, "outputs sampled for the training loss; 0: all that a client holds", Limits(0, 10**8)
+    ] = 0,
+    width: Annotated[int | None, "size of a word's embedding; none: 96, or on a CPU 32", SIZES] = None,
+    heads: Annotated[int | None, "heads of attention; none: 8, or on a CPU 4", Limits(1, 1024)] = None,
+    units: Annotated[int | None, "units of the wide layer; none: 2,048, or on a CPU 256", SIZES] = None,
+    seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
     `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
+    asked = {"num_words": num_words, "width": width, "heads": heads, "units": units}
+    sizes, notes = sized_for_device(asked, WIDE, NARROW)
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    parts = load_sentences(data, num_words, comments=comments, seed=seed, **given)
+    parts = load_sentences(data, sizes["num_words"], comments=comments, seed=seed, **given)
     train, validation, test = map(_without_padding, parts)
+    shape = {name: value for name, value in sizes.items() if name != "num_words"}
     shape |= {"num_buckets": num_buckets, "length": length, "sampled": sampled}
-    return next_word_task(train, validation, test, **shape)
+    task = next_word_task(train, validation, test, **shape)
+    return task._replace(loaded=sizes, notes=notes)
 
 
 def _without_padding(store: ClientStore) -> ClientStore:
@@ -182,8 +207,10 @@ def next_word_task(
     num_words = num_ids - TokenIds(0, num_buckets).num_ids
     options = {"num_ids": num_ids, "num_words": num_words, "length": length, **shape}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": cohort_size(50, train)}
-    return Task("next-word", train, validation, test, personal, stateful, options, given)
+    presets = {name: fitted(each, train) for name, each in PRESETS.items()}
+    given = fitted(DEFAULTS, train)
+    task = Task("next-word", train, validation, test, personal, stateful, options, given)
+    return task._replace(presets=presets)
 
 
-NEXT_WORD = Entry("next word", load, settings, DEFAULTS)
+NEXT_WORD = Entry("next word", load, settings, DEFAULTS, PRESETS, EXAMPLE)

@@ -29,7 +29,19 @@ from partwise.model.nnx import nnx_model
 from partwise.model.partition import Role, keyed, local, partition
 from partwise.model.softmax import NOTHING
 from partwise.model.spec import Batch, Metric, lookup
-from partwise.tasks.base import Entry, Setting, Task, cohort_size
+from partwise.tasks.base import (
+    COUNTS,
+    PAPER,
+    SEEDS,
+    SIZES,
+    Entry,
+    Setting,
+    Task,
+    check_memory,
+    fitted,
+    on_accelerator,
+    sized_for_device,
+)
 from partwise.tasks.language import accuracy, cross_entropy, load_sentences
 from partwise.types import UserError, unknown
 
@@ -61,6 +73,16 @@ DEFAULTS = {  # the paper's, but for the rates, which were searched on Stack Exc
     "fed_yogi": {**ON_SERVER, "server.rate": 0.03, "update.rate": 0.3},
 }
 SHORT = {"rounds": 200, "cohort.size": 20}  # of generated sentences
+WIDE = {"num_words": 10_000, "embedding": 96, "units": 670, "max_sentences": 1000}  # the paper's
+NARROW = {
+    "num_words": 1000,
+    "embedding": 32,
+    "units": 64,
+    "max_sentences": 64,
+}  # trains in minutes on two cores
+FEWER = {"cohort.size": 20, "rounds": 300}  # with which it does
+PRESETS = {PAPER: {**DEFAULTS, **{f"data.{name}": value for name, value in WIDE.items()}}}
+EXAMPLE = {"num_words": 2, "num_buckets": 1, "embedding": 1, "units": 1}
 
 
 class Layouts(NamedTuple):
@@ -223,60 +245,73 @@ def settings(
 def load(
     data: str | None = None,
     *,
-    num_words: Annotated[int, "most frequent words of the training clients: the vocabulary"] = 10_000,
-    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 500,
+    num_words: Annotated[
+        int | None, "most frequent words of the training clients; none: 10,000, or on a CPU 1,000", COUNTS
+    ] = None,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary", SIZES] = 500,
     words: Annotated[
         Words,
         "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
     ] = "shared",
     layout: Annotated[Layout, "which ids are local: plain, or those of the authors' code"] = "plain",
-    length: Annotated[int, "words of a sentence, at most"] = 20,
-    max_sentences: Annotated[int, "sentences of a client, at most"] = 1000,
+    length: Annotated[int, "words of a sentence, at most", SIZES] = 20,
+    max_sentences: Annotated[
+        int | None, "sentences of a client, at most; none: 1,000, or on a CPU 64", COUNTS
+    ] = None,
     comments: Annotated[bool, "whether comments are read too"] = True,
-    embedding: Annotated[int, "size of a word's embedding, and of the dense layer"] = 96,
-    units: Annotated[int, "size of the LSTM"] = 670,
+    embedding: Annotated[
+        int | None, "size of a word's embedding, and of the dense layer; none: 96, or on a CPU 32", SIZES
+    ] = None,
+    units: Annotated[int | None, "size of the LSTM; none: 670, or on a CPU 64", SIZES] = None,
     precision: Annotated[
         Precision, "of what products read and write; sums and parameters are float32"
     ] = "float32",
-    seed: Annotated[int, "of the cut into training, validation and test clients"] = 42,
+    seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
     `stackoverflow_train.h5` and `_held_out.h5`), or Shakespeare's roles (`shakespeare_by_character.jsonl`, or TFF's
     files); or the folder of any of these. Test clients are unseen. Sentences come in the
     order in which they were written, so that halves are by time."""
-    shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    stores = load_sentences(data, num_words, comments=comments, seed=seed, **shape)
-    model = {"words": words, "layout": layout, "embedding": embedding, "units": units, "precision": precision}
-    return next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
+    asked = {"num_words": num_words, "embedding": embedding, "units": units, "max_sentences": max_sentences}
+    sizes, notes = sized_for_device(asked, WIDE, NARROW)
+    shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": sizes["max_sentences"]}
+    stores = load_sentences(data, sizes["num_words"], comments=comments, seed=seed, **shape)
+    model = {name: sizes[name] for name in ("embedding", "units")}
+    model |= {"words": words, "layout": layout, "precision": precision}
+    task = next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
+    given = task.defaults if on_accelerator() else fitted({**task.defaults, **FEWER}, task.train)
+    return task._replace(defaults=given, loaded=sizes, notes=notes)
 
 
 def load_generated(
     data: str | None = None,
     *,
-    num_clients: Annotated[int, "clients that are generated"] = 300,
-    sentences: Annotated[int, "sentences of a client"] = 32,
-    num_words: Annotated[int, "words of the vocabulary"] = 100,
-    num_buckets: Annotated[int, "buckets of words outside the vocabulary"] = 20,
+    num_clients: Annotated[int, "clients that are generated", COUNTS] = 300,
+    sentences: Annotated[int, "sentences of a client", COUNTS] = 32,
+    num_words: Annotated[int, "words of the vocabulary", COUNTS] = 100,
+    num_buckets: Annotated[int, "buckets of words outside the vocabulary", SIZES] = 20,
     words: Annotated[
         Words,
         "layers of which a client has its own words' rows alone: none (shared), the input, both (keyed)",
     ] = "shared",
-    length: Annotated[int, "words of a sentence"] = 10,
-    embedding: Annotated[int, "size of a word's embedding, and of the dense layer"] = 16,
-    units: Annotated[int, "size of the LSTM"] = 32,
+    length: Annotated[int, "words of a sentence", SIZES] = 10,
+    embedding: Annotated[int, "size of a word's embedding, and of the dense layer", SIZES] = 16,
+    units: Annotated[int, "size of the LSTM", SIZES] = 32,
     precision: Annotated[
         Precision, "of what products read and write; sums and parameters are float32"
     ] = "float32",
-    seed: Annotated[int, "of what is generated, and of the cut into parts"] = 0,
+    seed: Annotated[int, "of what is generated, and of the cut into parts", SEEDS] = 0,
 ) -> Task:
     """Sentences in which words of a client's own decide what follows (see data.planted_sentences); by default a
     language and a model that are learned in seconds on a CPU."""
+    size = 16.0 * num_clients * sentences * length
+    check_memory(size, "so many sentences", "lower data.num_clients or data.sentences")
     store = planted_sentences(num_clients, sentences, num_words, num_buckets, length, seed)
     stores = holdout.by_client(store, (0.8, 0.1, 0.1), seed=seed)
     model = {"words": words, "embedding": embedding, "units": units, "precision": precision}
     task = next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
-    given = {**task.defaults, **SHORT, "cohort.size": cohort_size(SHORT["cohort.size"], task.train)}
-    return task._replace(name="next-word-planted", defaults=given)
+    given = fitted({**task.defaults, **SHORT}, task.train)
+    return task._replace(name="next-word-planted", defaults=given, presets={})
 
 
 def next_word_lstm_task(
@@ -293,10 +328,13 @@ def next_word_lstm_task(
     personal, stateful = settings(**options)
     here = Layouts(TokenIds(num_words, num_buckets), model.get("layout", "plain"))
     train, validation, test = (_in_columns(store, here) for store in (train, validation, test))
-    given = DEFAULTS | {"cohort.size": cohort_size(200, train)}
-    if options.get("words") == "keyed":
-        given |= {"select.word": "own"}  # else all, as the softmax looks at the whole slice
-    return Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
+    more = (
+        {"select.word": "own"} if options.get("words") == "keyed" else {}
+    )  # else all: the softmax looks at it
+    presets = {name: fitted(each, train) | more for name, each in PRESETS.items()}
+    given = fitted(DEFAULTS, train) | more
+    task = Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
+    return task._replace(presets=presets)
 
 
 def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
@@ -313,5 +351,5 @@ def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
     return dataclasses.replace(packed, columns={**others, **columns}, vocabularies=vocabularies)
 
 
-NEXT_WORD_LSTM = Entry("next word", load, settings, DEFAULTS)
-PLANTED = Entry("next word", load_generated, settings, DEFAULTS | SHORT)
+NEXT_WORD_LSTM = Entry("next word", load, settings, DEFAULTS, PRESETS, EXAMPLE)
+PLANTED = Entry("next word", load_generated, settings, DEFAULTS | SHORT, example=EXAMPLE)

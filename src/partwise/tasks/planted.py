@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from partwise.client.split import Split, Subset, alternate
+from partwise.client.split import Split, Subset
 from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.planted import oracle
 from partwise.data.store import ClientStore
-from partwise.model.partition import Initial
-from partwise.tasks.base import Task, takes_options_of
+from partwise.tasks.base import COUNTS, SEEDS, Task, check_memory, takes_options_of
 from partwise.tasks.ratings import ratings_task
+from partwise.types import Limits
 
 # Chosen on the validation clients. The pull is what the planted noise and spread of users suggest.
 DEFAULTS = {
@@ -34,39 +35,37 @@ DEFAULTS = {
 def load(
     data: str | None = None,
     *,
-    num_clients: Annotated[int, "clients that are generated"] = 5000,
-    num_items: Annotated[int, "items that they rate"] = 500,
-    rank: Annotated[int, "size of the true vectors"] = 8,
-    noise: Annotated[float, "standard deviation of a rating around the truth"] = 0.5,
-    mean_examples: Annotated[float, "ratings of a client, on average"] = 60,
-    planted_seed: Annotated[int, "what the truth is drawn from"] = 0,
-    dim: Annotated[int, "size of the learned vectors"] = 8,
-    initial: Annotated[Initial, "where local parameters start"] = "learned",
+    num_clients: Annotated[int, "clients that are generated", COUNTS] = 5000,
+    num_items: Annotated[int, "items that they rate", COUNTS] = 500,
+    rank: Annotated[int, "size of the true vectors", Limits(1, 4096)] = 8,
+    noise: Annotated[float, "standard deviation of a rating around the truth", Limits(0, 1e6)] = 0.5,
+    mean_examples: Annotated[float, "ratings of a client, on average", COUNTS] = 60,
+    planted_seed: Annotated[int, "what the truth is drawn from", SEEDS] = 0,
+    dim: Annotated[int, "size of the learned vectors", Limits(1, 4096)] = 8,
     **options: Any,
 ) -> Task:
     """Generate in memory; or open `data`, a folder written before by `planted_ratings(out=...)`."""
+    if not data:
+        size = 8.0 * num_clients * mean_examples
+        check_memory(size, "so many ratings", "lower data.num_clients or data.mean_examples")
     planted = (
         open_planted(Path(data))
         if data
         else planted_ratings(num_clients, num_items, rank, noise, mean_examples, seed=planted_seed)
     )
     order = "as is" if data else "shuffle"
-    task = ratings_task(
-        planted.store,
-        "planted",
-        dim=dim,
-        initial=initial,
-        order=order,
-        defaults=DEFAULTS,
-        **options,
-    )
-    return task._replace(best=best_reachable(planted, task.test, alternate(5)))
+    task = ratings_task(planted.store, "planted", dim=dim, order=order, defaults=DEFAULTS, **options)
+    return task._replace(best=partial(best_reachable, planted, task.test), presets={})
 
 
-def best_reachable(planted: PlantedRatings, test: ClientStore, split: Split) -> dict[str, float]:
-    """The error of somebody who knows the true items and rebuilds users as well as can be."""
+def best_reachable(planted: PlantedRatings, test: ClientStore, split: Split | None) -> dict[str, float]:
+    """The error of somebody who knows the true items and rebuilds users as well as can be from their support
+    set. Of clients that are judged without one it is not known."""
     at_most = test.take(np.arange(min(test.num_clients, 2000)))
-    return {"rmse": oracle(planted.truth, at_most, _indices(split.support), _indices(split.query))["rmse"]}
+    if split is None or not sum(split.query.count(n) for n in at_most.counts.tolist()):
+        return {}
+    found = oracle(planted.truth, at_most, _indices(split.support), _indices(split.query))
+    return {"rmse": found["rmse"]}
 
 
 def _indices(subset: Subset) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,12 +14,32 @@ from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
 from partwise.model.partition import Initial, keyed, local, partition
-from partwise.tasks.base import Setting, Task, cohort_size, takes_options_of
+from partwise.tasks.base import COUNTS, PAPER, SEEDS, Setting, Task, check_limits, fitted, takes_options_of
 from partwise.tasks.matrix_factorization import matrix_factorization
-from partwise.types import UserError, unknown
+from partwise.types import Limits, UserError, unknown
 
-# The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
+# Chosen on the validation users of MovieLens (docs/reproduction.md). Ratings are in units of their own spread, so
+# that rates and pull suit any scale; users are solved in closed form towards a learned default, which is right for
+# one rating and for a thousand.
 DEFAULTS = {
+    "rounds": 500,
+    "cohort.size": 100,
+    "split.kind": "none",
+    "reconstruct.method": "solve",
+    "reconstruct.pull": 1.0,
+    "update.rate": 0.2,
+    "server.optimizer": "adagrad",
+    "server.rate": 0.3,
+    "server.schedule": "cosine",
+    "server.settings.initial_accumulator": 0.1,
+    "server.settings.epsilon": 1e-7,
+}
+# The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
+PAPER_SETTINGS = {
+    "data.dim": 50,
+    "data.initial": "random",
+    "data.biases": False,
+    "data.normalize": False,
     "rounds": 500,
     "cohort.size": 100,
     "split.kind": "alternate",
@@ -36,14 +57,23 @@ DEFAULTS = {
     **{name: {"update.rate": 0.1} for name in ("fed_avg", "fed_per", "lg_fed_avg", "fed_rep")},
     "central": {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1},
 }
+PRESETS = {PAPER: PAPER_SETTINGS}
+EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
+SAMPLE = 10_000  # clients at most whose ratings say what the mean and the spread are
 
 
 def settings(
-    num_items: int, num_users: int, dim: int = 50, initial: Initial = "random", biases: bool = False
+    num_items: int,
+    num_users: int,
+    dim: int = 50,
+    initial: Initial = "random",
+    biases: bool = False,
+    center: float = 0.0,
+    spread: float = 1.0,
 ) -> tuple[Setting, Setting]:
     """(users' parameters local, or in tables keyed by user); items keyed in both."""
-    personal = matrix_factorization(num_items, dim, biases=biases)
-    stateful = matrix_factorization(num_items, dim, num_users, biases=biases)
+    make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
+    personal, stateful = make(), make(num_users=num_users)
     columns = ("item", "rating")
     return (
         Setting(personal, partition(personal, {"user*": local(initial), "item*": keyed("item")}), columns),
@@ -60,12 +90,13 @@ def ratings_task(
     store: ClientStore,
     name: str = "ratings",
     *,
-    dim: Annotated[int, "size of the vectors"] = 50,
-    initial: Annotated[Initial, "where local parameters start"] = "random",
-    biases: Annotated[bool, "a mean, and a number for every user and item"] = False,
-    max_examples: Annotated[int, "examples of a client that are kept"] = 300,
+    dim: Annotated[int, "size of the vectors", Limits(1, 4096)] = 10,
+    initial: Annotated[Initial, "where local parameters start"] = "learned",
+    biases: Annotated[bool, "a mean, and a number for every user and item"] = True,
+    normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = True,
+    max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 300,
     order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
-    seed: Annotated[int, "of the shuffle and of the cut into train, validation and test"] = 42,
+    seed: Annotated[int, "of the shuffle and of the cut into train, validation and test", SEEDS] = 42,
     seen: Annotated[bool, "test on other examples of training clients (not fed_recon)"] = False,
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
@@ -74,9 +105,13 @@ def ratings_task(
     Clients are cut 80/10/10 into train, validation and test (unseen); with `seen`, each client's examples are,
     by time where there is a time. Of every client (if `seen`, in training) the first `max_examples` are kept:
     shuffled, by time, or as they lie (which copies nothing and is the choice for a store larger than memory).
+
+    With `normalize`, mean and spread are those of the training ratings (two sums over clients); they are part of
+    the model. What it gives out are ratings as they were given.
     """
-    if dim < 1:
-        raise UserError(f"dim is {dim}: vectors have at least 1 number")
+    loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
+    loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
+    check_limits(ratings_task, loaded)
     for column in ("item", "rating"):
         if column not in store.columns:
             raise unknown("column (a table of ratings has item and rating)", column, store.columns)
@@ -89,13 +124,24 @@ def ratings_task(
     train, validation, test = parts
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
     options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
+    options |= _units(train) if normalize else {"center": 0.0, "spread": 1.0}
     personal, stateful = settings(**options)
-    smaller = {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
-    given = DEFAULTS | smaller | dict(defaults or {})
     server_side = stateful if "user" in train.columns else None
-    loaded = {"dim": dim, "initial": initial, "biases": biases, "max_examples": max_examples}
-    loaded |= {"order": order, "seed": seed, "seen": seen}
-    return Task(name, train, validation, test, personal, server_side, options, given, seen, loaded=loaded)
+    given = fitted(DEFAULTS | dict(defaults or {}), train)
+    presets = {preset: fitted(each, train) for preset, each in PRESETS.items()}
+    task = Task(name, train, validation, test, personal, server_side, options, given, seen)
+    return task._replace(loaded=loaded, presets=presets)
+
+
+def _units(train: ClientStore) -> dict[str, float]:
+    """The mean and the spread of the training ratings; ratings that are all the same are left in their own unit."""
+    some = np.unique(np.linspace(0, train.num_clients - 1, min(SAMPLE, train.num_clients)).astype(int))
+    ratings = train.select(("rating",)).gather(some).columns["rating"].astype(np.float64)
+    spread = float(ratings.std())
+    return {
+        "center": float(ratings.mean()),
+        "spread": spread if spread > 1e-6 * np.abs(ratings).max() else 1.0,
+    }
 
 
 def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:

@@ -21,8 +21,8 @@ from partwise.data.store import ClientStore
 from partwise.model.lstm import init_lstm, lstm
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import SUBMODEL_DEFAULTS, Setting, Task, cohort_size
-from partwise.types import UserError
+from partwise.tasks.base import COUNTS, PAPER, SEEDS, SIZES, SUBMODEL_DEFAULTS, Setting, Task, fitted
+from partwise.types import Limits, UserError
 
 # The paper's batch size and rate are in an appendix that is not at hand. Ours were tried on musical instruments.
 DEFAULTS = {
@@ -32,6 +32,10 @@ DEFAULTS = {
     "update.batch_size": 5,
     "simulation.rounds_per_call": 5,
 }
+PRESETS = {PAPER: {**DEFAULTS, "data.validation": 0.0}}  # no part of its own for validation
+EXAMPLE = {"num_words": 2, "dim": 1, "units": 1}
+SHARES = Limits(0, 1)
+SAME = "There is no validation part (data.validation = 0): what is told on the way is of the test part."
 MIN_TWEETS, MIN_REVIEWS = 41, 5  # the paper's "more than 40"; the published 5-core sets
 PLACES = (
     "training.1600000.processed.noemoticon.csv*",
@@ -89,15 +93,21 @@ def settings(num_words: int, dim: int = 25, units: int = 100) -> tuple[Setting, 
 def load(
     data: str | None = None,
     *,
-    min_texts: Annotated[int | None, "texts that a user must have; none: 41 tweets, 5 reviews"] = None,
-    num_words: Annotated[int | None, "most frequent words of the training part; none: all"] = None,
-    length: Annotated[int, "words of a text that are read, from its beginning"] = 25,
+    min_texts: Annotated[
+        int | None, "texts that a user must have; none: 41 tweets, 5 reviews", COUNTS
+    ] = None,
+    num_words: Annotated[int | None, "most frequent words of the training part; none: all", COUNTS] = None,
+    length: Annotated[int, "words of a text that are read, from its beginning", SIZES] = 25,
     summary: Annotated[bool, "whether a review's headline is read before its text"] = True,
-    held_out: Annotated[float, "share of each user's texts that is kept for the test"] = 0.2,
-    validation: Annotated[float, "share for validation, taken from training; 0: the test part is used"] = 0.0,
-    dim: Annotated[int, "size of a word's embedding"] = 25,
-    units: Annotated[int, "size of the two LSTM layers"] = 100,
-    seed: Annotated[int, "of the cut of each user's texts into training and test"] = 42,
+    held_out: Annotated[float, "share of each user's texts that is kept for the test", SHARES] = 0.2,
+    validation: Annotated[
+        float,
+        "share for validation, taken from training; 0: none, the test part is looked at on the way",
+        SHARES,
+    ] = 0.1,
+    dim: Annotated[int, "size of a word's embedding", SIZES] = 25,
+    units: Annotated[int, "size of the two LSTM layers", SIZES] = 100,
+    seed: Annotated[int, "of the cut of each user's texts into training and test", SEEDS] = 42,
 ) -> Task:
     """Sentiment140's CSV file or zip, or Amazon reviews (.json, .json.gz). Users are seen: the test is of other
     texts of theirs."""
@@ -106,19 +116,20 @@ def load(
     corpus = amazon_reviews.load(file, summary) if reviews else sentiment140.load(file)
     fewest = min_texts if min_texts is not None else MIN_REVIEWS if reviews else MIN_TWEETS
     parts = split_sentiment_stores(corpus, fewest, num_words, length, held_out, validation, seed)
-    return sentiment_task(*parts, dim=dim, units=units)
+    task = sentiment_task(*parts, dim=dim, units=units)
+    return task if validation else task._replace(notes=(SAME,))
 
 
 def sentiment_task(
     train: ClientStore, validation: ClientStore, test: ClientStore, dim: int = 25, units: int = 100
 ) -> Task:
     """A task from stores with the columns `word` and `label`."""
-    if min(dim, units) < 1:
-        raise UserError(f"dim is {dim} and units {units}: give at least 1 of each")
     options = {"num_words": train.num_keys("word"), "dim": dim, "units": units}
     personal, stateful = settings(**options)
-    given = DEFAULTS | {"cohort.size": cohort_size(DEFAULTS["cohort.size"], train)}
-    return Task("sentiment", train, validation, test, personal, stateful, options, given, seen=True)
+    presets = {name: fitted(each, train) for name, each in PRESETS.items()}
+    given = fitted(DEFAULTS, train)
+    task = Task("sentiment", train, validation, test, personal, stateful, options, given, seen=True)
+    return task._replace(presets=presets)
 
 
 def _locate(data: str | None) -> Path:

@@ -1,0 +1,222 @@
+"""Which settings a run reads: one that somebody wrote and that nothing reads is refused, with the reason.
+
+The table below is the only place that knows. A rule is a pattern of keys and a function that says in words why they
+are not read, or nothing if they are. Settings of a task, and those of a recorded run, are not written by anybody:
+they say everything, whether it is read or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+from partwise.config.settings import Config
+from partwise.tasks.base import Task
+from partwise.types import UserError
+
+KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")  # clients keep a local part
+PERSONAL = ("fed_recon", *KEEPING)  # some parameters are local in training
+AVERAGING = ("fed_avg", "fed_select", "fed_sub_avg", "fed_prox", "scaffold", "central")
+AVERAGING += ("fed_adagrad", "fed_adam", "fed_yogi")
+
+
+class Facts(NamedTuple):
+    """What decides which settings are read."""
+
+    config: Config
+    local: bool  # whether clients have a local part, at least where they are judged
+    spaces: bool  # whether anything that is trained is keyed
+    tested_on_query: bool  # whether judged clients have a support set (RECONEVAL)
+
+
+Rule = tuple[str, Callable[[Facts], str]]
+
+
+def _of(condition: Callable[[Config], bool], reason: str) -> Callable[[Facts], str]:
+    """A rule that looks at the configuration alone; `reason` may name its values."""
+    return lambda facts: reason.format(c=facts.config) if condition(facts.config) else ""
+
+
+def _split_unread(facts: Facts) -> str:
+    config = facts.config
+    if config.algorithm == "fed_recon":
+        return ""
+    if not facts.tested_on_query:
+        return f"with {config.algorithm} and this task no client's examples are split"
+    if config.evaluation_split.kind != "same":
+        return f"evaluation_split.kind = {config.evaluation_split.kind} says how judged clients are split"
+    return ""
+
+
+def _split_batch_unread(facts: Facts) -> str:
+    part, judged = facts.config.split, facts.config.evaluation_split.kind
+    if part.kind == "halves":
+        return "split.kind = halves has no batches"
+    if part.kind == "none" and judged != "same":
+        return f"split.kind is none, and evaluation_split.kind is {judged}"
+    return ""
+
+
+def _reconstruct_unread(facts: Facts) -> str:
+    if not facts.local:
+        return "nothing of this task's model is local, so nothing is reconstructed"
+    if facts.config.evaluation.local == "trained":
+        return "evaluation.local = trained takes local parts as the server trained them"
+    return ""
+
+
+def _joint_unread(facts: Facts) -> str:
+    config = facts.config
+    if config.algorithm in AVERAGING:
+        return f"with {config.algorithm} all parameters are the server's and trained anyway"
+    return "" if facts.local else "nothing of this task's model is local"
+
+
+STEPS = ("optimizer", "rate", "epochs", "max_steps", "batch_size")
+RULES: tuple[Rule, ...] = (
+    (
+        "scaffold.*",
+        _of(lambda c: c.algorithm != "scaffold", "it is scaffold's, and the algorithm is {c.algorithm}"),
+    ),
+    (
+        "cohort.*",
+        _of(lambda c: c.algorithm == "central", "central has all examples in one place, and no cohort"),
+    ),
+    ("split.*", _split_unread),
+    (
+        "split.percent",
+        _of(lambda c: c.split.kind != "halves", "split.kind = {c.split.kind} has no percent (halves has)"),
+    ),
+    ("split.batch_size", _split_batch_unread),
+    (
+        "evaluation_split.*",
+        lambda facts: (
+            "" if facts.tested_on_query else "judged clients of this task and algorithm are not split"
+        ),
+    ),
+    (
+        "evaluation_split.percent",
+        _of(
+            lambda c: c.evaluation_split.kind != "halves",
+            "evaluation_split.kind = {c.evaluation_split.kind} does not read it (halves does)",
+        ),
+    ),
+    (
+        "evaluation_split.batch_size",
+        _of(
+            lambda c: c.evaluation_split.kind != "alternate",
+            "evaluation_split.kind = {c.evaluation_split.kind} does not read it (alternate does)",
+        ),
+    ),
+    ("reconstruct.*", _reconstruct_unread),
+    *(
+        (
+            f"reconstruct.{name}",
+            _of(
+                lambda c: c.reconstruct.method != "steps",
+                "reconstruct.method = {c.reconstruct.method} takes no steps",
+            ),
+        )
+        for name in STEPS
+    ),
+    (
+        "reconstruct.pull",
+        _of(lambda c: c.reconstruct.method == "skip", "reconstruct.method = skip does not read it"),
+    ),
+    *(
+        (f"update.{name}", _of(lambda c: c.update.method == "solve", "update.method = solve takes no steps"))
+        for name in (*STEPS, "joint")
+    ),
+    (
+        "update.pull",
+        _of(lambda c: c.update.method != "solve", "update.method = {c.update.method} does not read it"),
+    ),
+    ("update.joint", _joint_unread),
+    (
+        "update.passes",
+        _of(lambda c: c.algorithm != "fed_recon", "it is fed_recon's, and the algorithm is {c.algorithm}"),
+    ),
+    *(
+        (
+            f"fine_tune.{name}",
+            _of(lambda c: c.fine_tune.max_steps == 0, "fine_tune.max_steps = 0 tunes nothing"),
+        )
+        for name in ("optimizer", "rate", "epochs", "batch_size", "joint")
+    ),
+    ("fine_tune.joint", lambda facts: "" if facts.local else "nothing of this task's model is local"),
+    *(
+        (key, _of(lambda c: c.algorithm == "central", "central has no server step of its own"))
+        for key in ("server.optimizer", "server.rate", "server.weighting", "server.mean", "server.settings.*")
+    ),
+    (
+        "server.cap",
+        _of(
+            lambda c: c.server.mean not in ("heat", "seen"),
+            "server.mean = {c.server.mean} has no factors to bound",
+        ),
+    ),
+    ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
+    ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
+    *(
+        (
+            key,
+            _of(
+                lambda c: c.simulation.backend == "plain",
+                "simulation.backend = plain runs client after client",
+            ),
+        )
+        for key in ("simulation.lanes", "simulation.rounds_per_call")
+    ),
+)
+JUDGING = (
+    "reconstruct.*",
+    "split.*",
+    "evaluation_split.*",
+    "evaluation.*",
+    "fine_tune.*",
+    "data.*",
+    "select.*",
+)
+JUDGING += ("seed", "algorithm", "task")  # what an evaluation reads
+
+
+def check_effects(task: Task, config: Config, usual: Config, written: Iterable[str]) -> None:
+    """Raise if a written setting differs from what the task would `usual`ly have and is not read. Of an algorithm
+    that is not the library's own nothing is known, so all its settings may be."""
+    if config.algorithm not in (*PERSONAL, *AVERAGING):
+        return
+    facts, values, before = _facts(task, config), config.flat(), usual.flat()
+    for key in _leaves(written, values):
+        reason = _unread(facts, key) if values[key] != before.get(key) else ""
+        if reason:
+            raise UserError(f"{key} = {values[key]} would have no effect: {reason}. Leave it out.")
+
+
+def check_judging(changes: Mapping[str, Any]) -> None:
+    """Raise if a setting of training is given where a trained model is judged."""
+    for key in changes:
+        if not any(fnmatch(key, pattern) for pattern in JUDGING):
+            raise UserError(
+                f"{key} = {changes[key]} would have no effect: it is a setting of training, and the model is "
+                f"trained already. Leave it out."
+            )
+
+
+def _unread(facts: Facts, key: str) -> str:
+    """Why nothing reads a setting; empty if something does."""
+    reasons = (reason(facts) for pattern, reason in RULES if fnmatch(key, pattern))
+    return next(filter(None, reasons), "")
+
+
+def _leaves(written: Iterable[str], values: Mapping[str, Any]) -> list[str]:
+    """The keys of values that are meant: `server.settings` is all under it."""
+    return [key for name in written for key in values if key == name or key.startswith(f"{name}.")]
+
+
+def _facts(task: Task, config: Config) -> Facts:
+    local = bool(task.personal.partition.local_paths)
+    trained = task.personal if config.algorithm in PERSONAL or task.stateful is None else task.stateful
+    tuned = config.fine_tune.max_steps != 0
+    on_query = not task.seen and (config.algorithm == "fed_recon" or local or tuned)
+    return Facts(config, local, bool(trained.partition.spaces), on_query)
