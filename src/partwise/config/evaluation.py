@@ -9,6 +9,7 @@ from typing import Any
 from partwise.algorithms.base import Build
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct
+from partwise.client.split import Split
 from partwise.config.parts import (
     make_aggregator,
     make_choices,
@@ -94,8 +95,11 @@ def check_rebuilt(config: Config) -> None:
         )
 
 
-def recon_build(setting: Setting, config: Config, store: ClientStore | None = None) -> Build:
-    """FedRecon, in which all evaluation of unseen clients consists."""
+def recon_build(
+    setting: Setting, config: Config, store: ClientStore | None = None, judged: Split | None = None
+) -> Build:
+    """FedRecon, in which all evaluation of unseen clients consists; `judged` in place of the configuration's split
+    of those."""
     part, here = config.reconstruct, make_split(config.split)
     make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
     choose = make_choices(setting, config)
@@ -112,7 +116,7 @@ def recon_build(setting: Setting, config: Config, store: ClientStore | None = No
             aggregator=aggregator,
             choose=choose,
             passes=config.update.passes,
-            evaluation_split=make_evaluation_split(config),
+            evaluation_split=judged or make_evaluation_split(config),
             check=reconstruct.check_solvable if part.method == "solve" else None,
             fine_tune=make_fine_tune(config, rates),
         )

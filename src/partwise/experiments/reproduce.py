@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import remove_temporary_files, write_file
-from partwise.experiments import fedrecon, fedrecon_words, fedsubavg, select, staleness, theory
+from partwise.experiments import defaults, fedrecon, fedrecon_words, fedsubavg, select, staleness, theory
 from partwise.experiments.document import to_json
 from partwise.experiments.lock import check_place, held
 from partwise.experiments.picture import QUICK
@@ -75,6 +75,9 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "FedSubAvg, Table 3 and Figure 4: rounds to a target by cohort size", fedsubavg.table3
     ),
     "fedsubavg-figure4": Reproduction("FedSubAvg, Figure 4 (and Table 3): curves", fedsubavg.table3),
+    "defaults": Reproduction(
+        "what a task starts from beside the paper's settings: MovieLens, twenty seeds", defaults.defaults, 20
+    ),
     "fedsubavg-theory": Reproduction("FedSubAvg, Example 1, Theorems 1 and 2: MovieLens", theory.theory, 1),
 }
 

@@ -27,6 +27,8 @@ DEFAULTS = {
     "server.optimizer": "adagrad",
     "server.rate": 0.3,
     "server.schedule": "cosine",
+    "server.settings.initial_accumulator": 0.0,
+    "server.settings.epsilon": 1e-3,
     "simulation.evaluate_every": 100,
 }
 
@@ -42,6 +44,8 @@ def load(
     mean_examples: Annotated[float, "ratings of a client, on average", COUNTS] = 60,
     planted_seed: Annotated[int, "what the truth is drawn from", SEEDS] = 0,
     dim: Annotated[int, "size of the learned vectors", Limits(1, 4096)] = 8,
+    biases: Annotated[bool, "a mean, and a number for every user and item"] = False,
+    normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = False,
     **options: Any,
 ) -> Task:
     """Generate in memory; or open `data`, a folder written before by `planted_ratings(out=...)`."""
@@ -54,7 +58,8 @@ def load(
         else planted_ratings(num_clients, num_items, rank, noise, mean_examples, seed=planted_seed)
     )
     order = "as is" if data else "shuffle"
-    task = ratings_task(planted.store, "planted", dim=dim, order=order, defaults=DEFAULTS, **options)
+    model = {"dim": dim, "biases": biases, "normalize": normalize}  # by default that of the truth
+    task = ratings_task(planted.store, "planted", order=order, defaults=DEFAULTS, **model, **options)
     return task._replace(best=partial(best_reachable, planted, task.test), presets={})
 
 

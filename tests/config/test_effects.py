@@ -1,0 +1,165 @@
+"""A setting that somebody wrote and that nothing reads is refused, with the reason."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+import pytest
+
+from partwise.cli import main
+from partwise.config.algorithms import ALGORITHMS
+from partwise.config.effects import AVERAGING, JUDGING, PERSONAL, RULES, check_judging
+from partwise.config.settings import Config, is_record, read_toml
+from partwise.experiments.resolve import resolve
+from partwise.tasks import load_task
+from partwise.types import UserError
+
+TINY = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    return load_task("planted", **TINY)
+
+
+@pytest.fixture(scope="module")
+def tags():
+    return load_task("tags-planted", num_clients=20, num_words=200, num_tags=5, mean_examples=5)
+
+
+def refused(task, **changes) -> str:
+    dotted = {key.replace("__", "."): value for key, value in changes.items()}
+    with pytest.raises(UserError) as error:
+        resolve(task, None, dotted)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "others", "says"),
+    [
+        ("scaffold.control", "server", {}, "it is scaffold's, and the algorithm is fed_recon"),
+        ("reconstruct.rate", 0.7, {}, "reconstruct.method = solve takes no steps"),
+        ("reconstruct.optimizer", "adam", {"reconstruct.method": "skip"}, "= skip takes no steps"),
+        ("reconstruct.max_steps", 7, {}, "takes no steps"),
+        ("reconstruct.epochs", 7, {}, "takes no steps"),
+        ("reconstruct.batch_size", 7, {}, "takes no steps"),
+        ("reconstruct.pull", 7.0, {"reconstruct.method": "skip"}, "reconstruct.method = skip"),
+        ("update.pull", 3.0, {}, "update.method = steps does not read it"),
+        ("update.rate", 3.0, {"update.method": "solve"}, "update.method = solve takes no steps"),
+        ("update.joint", True, {"algorithm": "fed_avg"}, "with fed_avg all parameters are the server's"),
+        ("update.passes", 2, {"algorithm": "fed_avg"}, "it is fed_recon's"),
+        ("split.percent", 20, {"split.kind": "alternate"}, "split.kind = alternate has no percent"),
+        ("split.batch_size", 2, {"split.kind": "halves"}, "halves has no batches"),
+        (
+            "split.batch_size",
+            2,
+            {"evaluation_split.kind": "halves"},
+            "split.kind is none, and evaluation_split",
+        ),
+        (
+            "split.kind",
+            "halves",
+            {"algorithm": "fed_avg", "evaluation_split.kind": "none"},
+            "evaluation_split.kind",
+        ),
+        ("evaluation_split.percent", 20, {}, "evaluation_split.kind = same does not read it"),
+        ("evaluation_split.batch_size", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
+        ("fine_tune.rate", 0.5, {}, "fine_tune.max_steps = 0 tunes nothing"),
+        ("server.cap", 5.0, {}, "server.mean = cohort has no factors to bound"),
+        ("server.rate", 5.0, {"algorithm": "central"}, "central has no server step"),
+        ("cohort.size", 5, {"algorithm": "central"}, "central has all examples in one place"),
+        ("simulation.lanes", 2, {"simulation.backend": "plain"}, "client after client"),
+        ("simulation.rounds_per_call", 2, {"simulation.backend": "plain"}, "client after client"),
+    ],
+)
+def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
+    with pytest.raises(UserError) as error:
+        resolve(ratings, None, {**others, key: value})
+    assert str(error.value).startswith(f"{key} = {value} would have no effect")
+    assert says in str(error.value)
+    assert "Leave it out." in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["reconstruct.rate", "reconstruct.method", "split.kind", "evaluation_split.kind"]
+)
+def test_nor_is_what_a_task_has_no_use_for(tags, key):
+    value = {"rate": 0.5, "method": "solve", "kind": "halves"}[key.split(".")[1]]
+    assert f"{key} = {value} would have no effect" in refused(tags, **{key: value})
+
+
+@pytest.mark.parametrize("name", ["seen_users", "keyed_nothing"])
+def test_other_facts_of_tasks(name, liked_folder):
+    if name == "seen_users":
+        task = load_task("movielens-seen", str(liked_folder))
+        assert "not split" in refused(task, algorithm="fed_avg", evaluation_split__kind="halves")
+        return
+    task = load_task("next-word-planted", num_clients=20, num_words=20, units=4, embedding=4)
+    assert "nothing of this task's model is keyed" in refused(task, serving__way="broadcast")
+    assert "nothing of this task's model is keyed" in refused(task, server__mean="holders")
+
+
+def test_what_is_read_is_taken(ratings, tags):
+    for changes in (
+        {"reconstruct.method": "steps", "reconstruct.rate": 0.3, "split.kind": "halves", "split.percent": 30},
+        {"evaluation_split.kind": "alternate", "evaluation_split.batch_size": 2},
+        {"server.mean": "heat", "server.cap": 9, "update.joint": True, "update.passes": 2},
+        {"algorithm": "fed_avg", "reconstruct.pull": 2.0, "split.kind": "halves"},
+        {"algorithm": "fed_avg", "fine_tune.max_steps": 3, "fine_tune.rate": 0.2, "fine_tune.joint": True},
+        {"algorithm": "scaffold", "scaffold.control": "server"},
+        {"algorithm": "central", "update.batch_size": 7},
+    ):
+        _, config = resolve(ratings, None, changes)
+        assert {key: config.flat()[key] for key in changes} == changes
+    resolve(tags, None, {"fine_tune.max_steps": 3, "evaluation_split.kind": "halves"})
+
+
+def test_defaults_and_records_are_not_written(ratings):
+    """A run's config.toml says everything, read or not; on it, another method may be tried."""
+    _, config = resolve(ratings, None, {"reconstruct.method": "steps", "reconstruct.rate": 0.7})
+    assert is_record(config.flat())
+    _, other = resolve(ratings, None, {"reconstruct.method": "solve"}, recorded=config.flat())
+    assert (other.reconstruct.method, other.reconstruct.rate) == ("solve", 0.7)
+    changes = {"reconstruct.method": "solve", "reconstruct.rate": 0.5}
+    with pytest.raises(UserError, match=r"reconstruct.rate = 0.5 would have no effect"):
+        resolve(ratings, None, changes, recorded=config.flat())
+    resolve(ratings, None, {"reconstruct.rate": Config().reconstruct.rate})  # what it is anyway
+
+
+def test_every_rule_is_about_a_known_key_and_every_algorithm_has_a_kind():
+    keys = [*Config().flat(), "server.settings.b1"]
+    assert all(any(fnmatch(key, pattern) for key in keys) for pattern, _ in RULES)
+    assert {*PERSONAL, *AVERAGING} == set(ALGORITHMS)
+
+
+def test_an_algorithm_of_ones_own_may_read_all(ratings, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mine", ALGORITHMS["fed_avg"])
+    resolve(ratings, None, {"algorithm": "mine", "scaffold.control": "server"})
+
+
+@pytest.mark.parametrize("key", ["server.rate", "update.rate", "cohort.size", "rounds", "simulation.lanes"])
+def test_a_trained_model_is_not_judged_by_settings_of_training(key):
+    with pytest.raises(UserError, match=f"{key} = 3 would have no effect: it is a setting of training"):
+        check_judging({key: 3})
+    check_judging(dict.fromkeys(["reconstruct.rate", "seed", "data.path", "fine_tune.max_steps"], 1))
+    assert not any(fnmatch(key, pattern) for pattern in JUDGING)
+
+
+def test_on_the_command_line(tmp_path, capsys, quick_programs):
+    """Refused before anything runs; the record of a run is not, and evaluation goes by the same rule."""
+    small = [f"--set=data.{key}={value}" for key, value in TINY.items()]
+    train = ["train", "planted", "--rounds", "2", "--cohort", "4", *small, "--json", "--out"]
+    assert main([*train, str(tmp_path / "bad"), "--set", "reconstruct.rate=0.5"]) == 2
+    assert "reconstruct.rate = 0.5 would have no effect" in capsys.readouterr().err
+    assert not (tmp_path / "bad").exists()
+    steps = ["--set", "reconstruct.method=steps", "--set", "reconstruct.rate=0.5"]
+    assert main([*train, str(tmp_path / "one"), *steps]) == 0
+    record = str(tmp_path / "one" / "config.toml")
+    again = ["train", "--config", record, "--set", "reconstruct.method=skip", "--json", "--out"]
+    assert main([*again, str(tmp_path / "two")]) == 0
+    assert read_toml(tmp_path / "two" / "config.toml")["reconstruct.rate"] == 0.5
+    partial = tmp_path / "some.toml"
+    partial.write_text("[reconstruct]\nrate = 0.5\n")
+    assert main([*train, str(tmp_path / "bad"), "--config", str(partial)]) == 2
+    assert main(["evaluate", str(tmp_path / "one"), "--set", "server.rate=2"]) == 2
+    assert "setting of training" in capsys.readouterr().err
