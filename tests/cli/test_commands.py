@@ -88,14 +88,33 @@ def test_the_task_may_be_set_as_any_other_key(mistake, small, tmp_path, monkeypa
 
 def test_settings_are_listed_with_the_values_of_a_task(output, capsys):
     lines = {line["key"]: line for line in output("settings")["settings"]}
-    assert lines["server.rate"]["value"] == 1.0
+    assert (lines["task"]["value"], lines["rounds"]["value"]) == ("planted", 1000)  # what `train` would run
     lines = {line["key"]: line for line in output("settings", "movielens")["settings"]}
-    assert (lines["cohort.size"]["value"], lines["data.dim"]["value"]) == (100, 50)
-    averaged = output("settings", "movielens", "--algorithm", "fed_avg")["settings"]
+    assert (lines["cohort.size"]["value"], lines["data.dim"]["value"]) == (100, 10)
+    lines = {line["key"]: line for line in output("settings", "movielens", "--preset", "paper")["settings"]}
+    assert (lines["server.optimizer"]["value"], lines["data.dim"]["value"]) == ("sgd", 50)
+    averaged = output("settings", "movielens", "--preset", "paper", "--algorithm", "fed_avg")["settings"]
     assert {line["key"]: line["value"] for line in averaged}["update.rate"] == 0.1
     assert all(line["meaning"] for line in averaged)
     assert main(["settings", "planted"]) == 0
     assert "simulation.lanes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [
+        (["movielens"], {"select.item": "own"}),
+        (["movielens", "--algorithm", "fed_avg"], {"select.item": "own", "select.user": "own"}),
+        (["tags"], {"select.word": "top:1000"}),
+        (["tags", "--algorithm", "fed_avg"], {"select.word": "all"}),
+        (["handwriting"], {"select.filter": "random:16"}),
+        (["next-word"], {"select.word": "own", "select.unit": "all"}),
+        (["next-word-lstm"], {"select.SPACE": "own or all"}),
+    ],
+)
+def test_settings_show_which_keys_really_are_asked_for(output, asked, keys):
+    lines = {line["key"]: line["value"] for line in output("settings", *asked)["settings"]}
+    assert {key: value for key, value in lines.items() if key.startswith("select.")} == keys
 
 
 def test_version(capsys):

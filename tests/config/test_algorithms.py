@@ -78,7 +78,7 @@ def test_clients_that_keep_their_part_are_judged_with_it(liked_folder, tmp_path,
     """A run of seen users is evaluated again with what its checkpoint holds."""
     changes = {**SMALL, "algorithm": algorithm, "data.dim": 2}
     run = train("movielens-seen", data=str(liked_folder), out=tmp_path / "run", changes=changes)
-    assert set(run.params) == {"item"}
+    assert set(run.params) == {"item", "item_bias", "mean", "default/user", "default/user_bias"}
     assert evaluate_run(tmp_path / "run") == run.test
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         folder.unlink()
@@ -115,16 +115,28 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
         ),
         ("fed_select", {"server.mean": "heat", "select.feature": "top:9"}, r"select\.feature = top"),
         ("fed_per", {}, r"clients of fed_per keep a local part, and task 'movielens-liked' has none"),
-        ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
         ("fed_per", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
         ("fed_rep", {"evaluation.local": "tuned"}, r"with fed_rep it trains none: use rebuilt"),
-        ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
-        ("fed_rep", {"reconstruct.method": "skip"}, r"unknown value of reconstruct\.method 'skip'"),
+        ("fed_rep", {"update.joint": True}, r"nothing of this task's model is local"),
     ],
 )
 def test_what_does_not_fit_is_refused(liked, algorithm, changes, says):
     with pytest.raises(UserError, match=says):
         train(liked, changes={**SMALL, "algorithm": algorithm, **changes})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "says"),
+    [
+        ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
+        ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
+        ("fed_rep", {"reconstruct.method": "skip"}, r"unknown value of reconstruct\.method 'skip'"),
+    ],
+)
+def test_what_does_not_fit_a_task_with_a_local_part_is_refused(algorithm, changes, says):
+    options = {f"data.{name}": value for name, value in PLANTED.items()}
+    with pytest.raises(UserError, match=says):
+        train("planted", changes={**SMALL, **options, "algorithm": algorithm, **changes})
 
 
 @pytest.mark.parametrize("mean", ["heat", "seen"])

@@ -149,17 +149,21 @@ def _resident_mb() -> float:
 
 
 def _fedrecon_movielens(quick: bool) -> list[Case]:
-    setting = Case("paper's setting, 100 clients", "movielens", {})
+    case = lambda name, rounds=100, **changes: Case(
+        name,
+        "movielens",
+        {"server.rate": 1.0} | {k.replace("__", "."): v for k, v in changes.items()},
+        rounds,
+    )
+    setting = case("paper's setting, 100 clients")
     phases = [
         setting,
-        Case("  without reconstruction", "movielens", {"reconstruct.max_steps": 0}),
-        Case("  without update", "movielens", {"update.max_steps": 0}),
-        Case(
-            "closed form, 100 clients", "movielens", {"reconstruct.method": "solve", "reconstruct.pull": 2.0}
-        ),
+        case("  without reconstruction", reconstruct__max_steps=0),
+        case("  without update", update__max_steps=0),
+        case("closed form, 100 clients", reconstruct__method="solve", reconstruct__pull=2.0),
     ]
     cohorts = [
-        Case(f"cohort {size:,}", "movielens", {"cohort.size": size}, rounds=50)
+        case(f"cohort {size:,}", rounds=50, cohort__size=size)
         for size in ((10, 1000) if quick else (10, 30, 100, 300, 1000, 4832))
     ]
     items = [

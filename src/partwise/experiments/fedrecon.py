@@ -27,6 +27,9 @@ AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
 EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, where training has none
 CENTRAL_GRID = {"update.rate": (0.3, 1.0, 3.0)}
 CENTRAL = {"algorithm": "central"}
+AUTHORS = {
+    "server.rate": 1.0
+}  # where no other is searched; the preset has a smaller one, which never diverges
 
 
 class Recipe(NamedTuple):
@@ -121,9 +124,8 @@ class Kitchen:
         if key not in self._tasks:
             self._tasks[key] = load_task(recipe.task, self.data, preset=PAPER, **options)
         task = self._tasks[key]
-        config = Config(task=recipe.task).changed(
-            settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon")) | dict(recipe.changes)
-        )
+        given = settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon"))
+        config = Config(task=recipe.task).changed(given | AUTHORS | dict(recipe.changes))
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 
     def cook(self, recipe: Recipe) -> Outcome:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from partwise.config.algorithms import Prepared, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.data.cohort import recruit
+from partwise.experiments.fedrecon import AUTHORS
 from partwise.experiments.picture import INK, QUIET, save_picture
 from partwise.experiments.run import Progress, Status, make_evaluator
 from partwise.experiments.study import once
@@ -79,7 +80,7 @@ class Bench:
         """The task's settings for an algorithm."""
         given = settings_for(self.task.defaults, algorithm)
         return Config(task=self.task.name).changed(
-            given | {"rounds": self.rounds, "cohort.size": cohort} | changes
+            given | AUTHORS | {"rounds": self.rounds, "cohort.size": cohort} | changes
         )
 
     def train(self, algorithm: str, cohort: int, rate: float, seed: int) -> Simulation:

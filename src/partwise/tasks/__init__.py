@@ -47,8 +47,8 @@ TASKS: dict[str, Entry | Lazy] = {
         "MovieLens ratings, seen users, by time",
         movielens.load_seen,
         ratings.settings,
-        ratings.DEFAULTS,
-        ratings.PRESETS,
+        ratings.DEFAULTS_SEEN,
+        ratings.PRESETS_SEEN,
         ratings.EXAMPLE,
     ),
     "movielens-liked": Entry(

@@ -1,0 +1,124 @@
+"""Ratings as somebody finds them who says nothing: any scale, few ratings or many, one only, all the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from partwise.data.store import ClientStore
+from partwise.experiments.personal import Personal
+from partwise.experiments.run import evaluate_run, train
+from partwise.tasks import load_task, ratings_task
+from partwise.types import UserError
+
+NUM_ITEMS = 12
+QUICK = {"rounds": 60, "simulation.lanes": 4, "simulation.evaluate_every": 0}
+
+
+def made(change=lambda rating: rating, counts=(1, 2, 4, 8, 12) * 8) -> ClientStore:
+    """Users who like the items of one half more, and items that are good or bad; `change` is of all ratings."""
+    rng = np.random.default_rng(0)
+    client = np.repeat(np.arange(len(counts)), counts)
+    item = np.concatenate([rng.permutation(NUM_ITEMS)[:n] for n in counts])
+    good, taste = rng.normal(0, 0.5, NUM_ITEMS), np.where(np.arange(len(counts)) % 2, 0.6, -0.6)
+    rating = 3 + good[item] + taste[client] * np.where(item < NUM_ITEMS // 2, 1, -1)
+    rating = rating + rng.normal(0, 0.1, len(item))
+    columns = {"item": item.astype(np.int32), "rating": change(rating).astype(np.float32)}
+    return ClientStore.from_arrays(client, ids=("item",), **columns)
+
+
+def trained(store, out=None, **options):
+    return train(ratings_task(store, **options), out=out, changes=QUICK)
+
+
+@pytest.fixture(scope="module")
+def run(quick_programs):
+    return trained(made())
+
+
+@pytest.mark.parametrize(("scale", "shift"), [(25.0, -25.0), (5.0, -15.0), (0.01, 1000.0)], ids=str)
+def test_no_scale_is_special(run, scale, shift):
+    """0 to 100, -10 to 10, or hardly different: what is learned is the same."""
+    other = trained(made(lambda rating: scale * rating + shift))
+    assert other.test["rmse"] == pytest.approx(scale * run.test["rmse"], rel=0.03)
+    assert other.test["loss"] == pytest.approx(run.test["loss"], rel=0.05)
+
+
+def test_it_is_learned(run):
+    """Better than the mean rating, for those who gave two ratings and for those who gave twelve."""
+    everyone = run.task.test.gather(np.arange(run.task.test.num_clients)).columns["rating"]
+    assert run.test["rmse"] < 0.7 * everyone.std()
+
+
+def test_a_new_client_gets_something_like_its_own_ratings(run):
+    """The very items that it rated: 5, 3, 4, 2 in the order of what is good."""
+    mine = made(lambda rating: rating, counts=(4,)).select(("item", "rating"))
+    local = run.personal.personalize(mine)
+    told, given = run.personal.predict(local, mine), mine.columns["rating"]
+    assert np.abs(told - given).max() < 0.5
+    one = mine.cap(1)
+    told = run.personal.predict(run.personal.personalize(one), mine)
+    assert np.abs(told - given).mean() < 1.0
+
+
+def test_ratings_that_are_all_the_same(quick_programs):
+    run = trained(made(lambda rating: np.full_like(rating, 7.0)))
+    assert run.task.options["spread"] == 1.0
+    assert run.test["rmse"] < 0.05
+
+
+def test_users_with_one_rating_only(quick_programs):
+    """Nobody has a query set, so nobody can be judged; but they can be learned from, and personalise."""
+    run = trained(made(counts=(1,) * 40))
+    assert run.summary["broken"] == 0
+    assert all(record["clients"] for record in run.records)
+    mine = run.task.test.gather(np.array([0])).select(("item", "rating"))
+    told = run.personal.predict(run.personal.personalize(mine), mine)
+    assert np.isfinite(told).all()
+    assert abs(told[0] - 3) < 2
+
+
+def test_mean_and_spread_are_of_training_ratings_alone():
+    task = ratings_task(made())
+    ratings = task.train.gather(np.arange(task.train.num_clients)).columns["rating"].astype(float)
+    assert task.options["center"] == pytest.approx(ratings.mean(), rel=1e-6)
+    assert task.options["spread"] == pytest.approx(ratings.std(), rel=1e-6)
+    assert ratings_task(made(), normalize=False).options["spread"] == 1.0
+
+
+def test_a_trained_model_is_used_without_its_data(tmp_path, quick_programs):
+    """A few hundred rows of CSV, on a scale of its own: train, personalise offline, evaluate again."""
+    store, rows = made(lambda rating: 20 * rating), ["user,item,rating"]
+    for c in range(store.num_clients):
+        mine = store.examples(c)
+        rows += [f"u{c},i{i},{r}" for i, r in zip(mine["item"], mine["rating"], strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
+    run = train("ratings", data=str(tmp_path / "table.csv"), out=tmp_path / "run", changes=QUICK)
+    (tmp_path / "mine.csv").write_text("\n".join([rows[0], *rows[-4:]]) + "\n")
+    me = Personal.open(tmp_path / "run")
+    mine = me.read(tmp_path / "mine.csv", ("item", "rating"))
+    told = me.predict(me.personalize(mine.examples), mine.examples)
+    assert np.abs(told - mine.examples.columns["rating"]).mean() < 10  # of 60
+    assert evaluate_run(tmp_path / "run")["rmse"] == pytest.approx(run.test["rmse"], rel=1e-6)
+
+
+def test_seen_users_have_an_algorithm_that_can_judge_them(liked_folder, quick_programs):
+    run = train("movielens-seen", data=str(liked_folder), changes=QUICK | {"rounds": 2})
+    assert run.config.algorithm == "fed_rep"
+    assert np.isfinite(run.test["rmse"])
+
+
+def test_a_preset_cannot_change_a_task_that_is_made():
+    with pytest.raises(UserError, match=r"data.dim = 50 cannot change a Task object"):
+        train(ratings_task(made()), preset="paper")
+    paper = {"dim": 50, "initial": "random", "biases": False, "normalize": False}
+    made_for_it = ratings_task(made(), **paper)
+    run = train(made_for_it, preset="paper", changes={"rounds": 1, "cohort.size": 4})
+    assert (run.config.reconstruct.method, run.config.server.optimizer) == ("steps", "sgd")
+
+
+@pytest.mark.parametrize("name", ["movielens", "movielens-seen", "movielens-liked"])
+def test_options_that_were_resolved_are_recorded(name, liked_folder):
+    task = load_task(name, str(liked_folder))
+    again = load_task(name, **{"data" if k == "path" else k: v for k, v in task.loaded.items()})
+    assert again.options == task.options
