@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from partwise.experiments.personal import Personal as Personal
     from partwise.experiments.run import Run as Run
     from partwise.experiments.run import train as train
-    from partwise.model.keras import keras_model as keras  # noqa: F401
-    from partwise.model.nnx import nnx_model as nnx  # noqa: F401
+    from partwise.model.keras import keras_model as keras
+    from partwise.model.nnx import nnx_model as nnx
     from partwise.model.partition import frozen as frozen
     from partwise.model.partition import keyed as keyed
     from partwise.model.partition import local as local
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from partwise.model.partition import shared as shared
     from partwise.model.spec import Metric as Metric
     from partwise.model.spec import Model as Model
-    from partwise.model.torch import torch_model as torch  # noqa: F401
+    from partwise.model.torch import torch_model as torch
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
@@ -44,12 +44,41 @@ _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in nam
     framework: (f"partwise.model.{framework}", f"{framework}_model")
     for framework in ("keras", "nnx", "torch")
 }
-__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [  # written out, because a type checker reads it
+    "ClientStore",
+    "Metric",
+    "Model",
+    "Personal",
+    "Run",
+    "Setting",
+    "Task",
+    "UserError",
+    "frozen",
+    "keras",
+    "keyed",
+    "load_task",
+    "local",
+    "nnx",
+    "open_store",
+    "partition",
+    "ratings_task",
+    "read_rows",
+    "read_table",
+    "shared",
+    "torch",
+    "train",
+]
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used, so that the command line starts quickly."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'partwise' has no attribute '{name}'")
-    home, inside = _HOME_OF[name]
-    return getattr(importlib.import_module(home), inside)
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import a name when it is first used, so that the command line starts quickly."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'partwise' has no attribute '{name}'")
+        home, inside = _HOME_OF[name]
+        return getattr(importlib.import_module(home), inside)
