@@ -89,7 +89,9 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     from partwise.config.algorithms import prepare
     from partwise.experiments.run import make_evaluator, make_simulation
     from partwise.simulation.clock import compile_seconds
+    from partwise.simulation.mesh import use_all_cores
 
+    use_all_cores()
     task, config = resolved(case, data)
     prepared = prepare(task, config)
     loaded = _resident_mb()

@@ -19,6 +19,7 @@ from partwise.experiments.lock import check_place, held
 from partwise.experiments.picture import QUICK
 from partwise.experiments.run import Progress, silent
 from partwise.experiments.study import PARTS
+from partwise.simulation.mesh import use_all_cores
 from partwise.types import UserError, unknown
 
 QUICK_SEEDS = 2
@@ -115,6 +116,7 @@ def _reproduce(
             f"'{folder}' holds a full reproduction, which a quick check shall not overwrite: choose another folder "
             f"with --out (out=...)"
         )
+    use_all_cores()
     result = REPRODUCTIONS[name].function(data, folder, seeds, quick, progress)
     result = {
         "name": name,

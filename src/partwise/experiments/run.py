@@ -31,6 +31,7 @@ from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluate import Evaluator, KeptOf
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
+from partwise.simulation.mesh import use_all_cores
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
@@ -108,6 +109,7 @@ def train(
     are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
     run stopped.
     """
+    use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     progress(saying("loading the data"))
     if out is None:
@@ -289,6 +291,7 @@ def evaluate_run(
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
     check_judging(changes or {})
+    use_all_cores()
     folder = Folder(run)
     params = folder.model()
     task, config = reopened(folder, data, changes or {})

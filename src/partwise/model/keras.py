@@ -84,7 +84,7 @@ def keras_model(
         ]
         mapping = [*zip(built.weights, held, strict=True), *zip(built.seeds, bits, strict=True)]
         given = arguments(inputs, batch)
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
             before = [scope.get_current_value(w) for w in built.weights]
             outputs = built.model(given[0] if len(given) == 1 else list(given), training=training)
             penalty = sum(built.model.losses, jnp.zeros(()))
@@ -102,8 +102,8 @@ def keras_model(
 
 def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
     """Build it, perhaps in the middle of a compilation. In a stateless scope Keras says what each weight will
-    begin as, and keeps what `build` sets."""
-    with jax.ensure_compile_time_eval(), keras.StatelessScope() as scope:
+    begin as, and keeps what `build` sets. Weights have no values of their own, so JAX need not start for them."""
+    with jax.ensure_compile_time_eval(), keras.StatelessScope(initialize_variables=False) as scope:
         model = build(**sizes)
         _check_built(model, sizes)
         for layer in model._flatten_layers():

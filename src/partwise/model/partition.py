@@ -284,7 +284,7 @@ def partition(
     Patterns are shell-style (`item/*`). A rule that matches nothing, or a leaf matched twice, is an error.
     `columns` says which example columns hold the keys of a space; by default the column of the same name.
     """
-    shapes_tree = jax.eval_shape(model.init, jax.ShapeDtypeStruct((), jax.random.key(0).dtype))
+    shapes_tree = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))  # neither starts JAX
     shapes = tree.flatten(shapes_tree)
     for path in shapes:
         if path.startswith(DEFAULT):

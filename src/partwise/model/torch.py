@@ -8,6 +8,7 @@ the input of the layers that normalise.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -52,10 +53,11 @@ def torch_model(
     """
     if not isinstance(module, torch.nn.Module):
         raise UserError(f"this is a {type(module).__name__}: give a torch.nn.Module, built")
-    fixed, env = check_statistics(statistics), _environment()
+    fixed = check_statistics(statistics)
+    _import_torchax()
     module = copy.deepcopy(module).to("cpu")
     named = {name.replace(".", "/"): t for name, t in (*module.named_parameters(), *module.named_buffers())}
-    start = {path: jnp.asarray(t.detach().numpy()) for path, t in named.items()}
+    start = {path: t.detach().numpy() for path, t in named.items()}  # no JAX arrays: they would start JAX
     constants = {path: x for path, x in start.items() if not jnp.issubdtype(x.dtype, jnp.floating)}
     start = {path: x for path, x in start.items() if path not in constants}
     trained = {path for path in start if named[path].requires_grad}
@@ -64,8 +66,9 @@ def torch_model(
     def call(values: Mapping[str, Any], batch: Batch, rng: jax.Array, training: bool) -> tuple[Any, dict]:
         """(outputs, statistics of the batch)"""
         held = {path: x if path in trained else jax.lax.stop_gradient(x) for path, x in values.items()}
-        names = {path.replace("/", "."): x for path, x in (held | constants).items()}
+        names = {path.replace("/", "."): jnp.asarray(x) for path, x in (held | constants).items()}
         module.train(training)
+        env = _environment()
         with _normalising(module, training and not fixed) as seen, env, env.override_property(prng=rng):
             outputs = torch.func.functional_call(module, *env.j2t_iso((names, arguments(inputs, batch))))
         return full_precision(env.t2j_iso(outputs)), env.t2j_iso(seen)
@@ -106,9 +109,10 @@ def _normalising(module: Any, by_batch: bool) -> Iterator[dict[str, Any]]:
             handle.remove()
 
 
-def _environment() -> Any:
-    """torchax's. Up to 0.0.13 it names operators on named tensors, which PyTorch 2.13 no longer has; it never calls
-    them, so while it is imported a name will do."""
+@contextmanager
+def _operators_named() -> Iterator[None]:
+    """Up to 0.0.13 torchax names operators on named tensors, which PyTorch 2.13 no longer has; it never calls them,
+    so while it is imported a name will do."""
     packet: Any = torch._ops.OpOverloadPacket
     find = packet.__getattr__
 
@@ -122,12 +126,24 @@ def _environment() -> Any:
 
     packet.__getattr__ = find_or_name
     try:
-        import torchax  # pyright: ignore[reportMissingImports]
+        yield
+    finally:
+        packet.__getattr__ = find
 
-        return torchax.default_env()
+
+def _import_torchax() -> Any:
+    try:
+        with _operators_named():
+            import torchax  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(
             "torchax is not installed: pip install 'partwise[torch]' (see docs/torch.md)"
         ) from None
-    finally:
-        packet.__getattr__ = find
+    return torchax
+
+
+@functools.cache
+def _environment() -> Any:
+    """torchax's. It makes a key, which starts JAX, so it is asked for when the module is first called."""
+    with _operators_named(), jax.ensure_compile_time_eval():
+        return _import_torchax().default_env()

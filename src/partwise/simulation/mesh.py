@@ -1,13 +1,14 @@
 """The devices that a cohort is spread over.
 
-On CPU there is one XLA device per core: small loop bodies do not spread over cores by themselves. This must be
-said before JAX starts its backend, so it is said when this module is imported, unless the user already has.
+On CPU there is one XLA device per core: small loop bodies do not spread over cores by themselves. JAX must be told
+so before it starts, so `use_all_cores` is the first thing that a training or an evaluation does; nothing that is
+imported, and nothing that builds a model or serves one client, starts JAX or changes its configuration.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
+import warnings
 
 import jax
 import numpy as np
@@ -20,21 +21,33 @@ AXIS = "clients"
 LARGE_BYTES = 1 << 20
 
 
-def _one_device_per_core() -> None:
+def use_all_cores() -> None:
+    """Ask JAX for one CPU device per core, unless the user has said how many; where JAX has started already, with
+    one, say what that costs."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(RuntimeError):  # JAX has started already: use the devices it has
+    try:
         jax.config.update("jax_num_cpu_devices", cores)
+    except RuntimeError:  # JAX has started: use the devices it has
+        _tell_slow(cores)
 
 
-_one_device_per_core()
+def _tell_slow(cores: int) -> None:
+    if cores > 1 and jax.default_backend() == "cpu":
+        warnings.warn(  # Python shows it once
+            f"JAX was used before this training, so it runs on one of {cores} cores. To use all, begin the program "
+            f'with: import jax; jax.config.update("jax_num_cpu_devices", {cores})',
+            RuntimeWarning,
+            stacklevel=1,
+        )
 
 
 def make_mesh(num_devices: int | None = None) -> Mesh:
     """All devices (or the first so many) along the client axis."""
+    use_all_cores()
     devices = jax.devices()[:num_devices]
     if num_devices and num_devices > len(devices):
         raise UserError(f"{num_devices} devices were asked for, but there are only {len(devices)}")
