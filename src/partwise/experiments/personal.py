@@ -68,10 +68,7 @@ class Personal:
         """The model's output for each example."""
         examples = self._read_by_model(examples)
         self._check_local(local)
-        try:
-            found = self.device.predict(self._message(examples), local, examples)
-        except KeyError as error:
-            raise UserError(f"the model reads the column {error}, which the client's table has not") from None
+        found = self.device.predict(self._message(examples), local, examples)
         check_finite("what was predicted", {"outputs": found})
         return found
 

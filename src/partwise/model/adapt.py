@@ -37,7 +37,7 @@ def check_statistics(statistics: str) -> bool:
 def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
     """What the module is called with."""
     if inputs is None:
-        return (batch,)
+        return (dict(batch),)  # frameworks know plain dicts
     if callable(inputs):
         made = inputs(batch)
         return made if isinstance(made, tuple) else (made,)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from partwise.model.columns import Columns
 from partwise.model.partition import DEFAULT, Partition, neutral_twin
 from partwise.model.spec import Batch
 
@@ -102,7 +103,7 @@ def batch_rows(
     An id outside the client's slice becomes -1. Where a column holds one id per example, that is what the
     example is about, and the example is left out.
     """
-    needed, renumbered = {}, dict(batch)
+    needed, renumbered = {}, Columns(batch)
     for space in partition.spaces:
         block, own, offset = partition.block(space), keys[space], 0
         parts = []
