@@ -14,7 +14,9 @@ from partwise.types import UserError
 
 WRONG = lambda outputs, batch: outputs - batch["y"]
 RIGHT = lambda outputs, batch: jnp.square(outputs - batch["rating"])
-READS = r"reads the column 'y', and the examples that it is given have only: item, rating.*\"rating\", \"y\"\)"
+READS = (
+    r"reads the column 'y', and the examples that it is given have only: item, rating.*\"rating\", \"y\"\)"
+)
 
 
 def scores(params, batch, rng):
@@ -55,7 +57,7 @@ def test_the_plain_loop_and_a_client_on_its_own_do_too(make_ratings):
     task = make_task(make_ratings, predict=used)
     run, mine = train(task), task.test.gather([0])
     local = run.personal.personalize(mine)
-    with pytest.raises(UserError, match="reads the column 'rating'.*have only: item"):
+    with pytest.raises(UserError, match=r"reads the column 'rating'.*have only: item"):
         run.personal.predict(local, mine.select(["item"]))
 
 

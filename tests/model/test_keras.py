@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import partwise
+from partwise.data import by_client
 from partwise.testing import check_adapter
 from partwise.types import UserError
 
@@ -187,11 +188,90 @@ def test_what_cannot_be_meant_is_refused(losses):
         partwise.keras(lambda num_items: digits_model(), losses["crossed"], rows={"num_items": 30})
 
 
-def test_another_backend_is_refused():
-    code = "import partwise; partwise.keras"
-    environment = os.environ | {"KERAS_BACKEND": "numpy"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+def test_a_keyed_weight_needs_its_number_of_rows(make_ratings, losses):
+    model = partwise.keras(lambda: scores(30), losses["squared"], inputs="item")
+    roles = partwise.partition(model, {"item_table/*": partwise.keyed("item")})
+    setting = partwise.Setting(model, roles, ("item", "rating"))
+    task = partwise.Task("mine", *by_client(make_ratings([8] * 12, 30)), setting)
+    said = r"'item_table/embeddings' is keyed.*as in rows=\{'num_items': 30\}"
+    with pytest.raises(UserError, match=said):
+        partwise.train(task, rounds=1, cohort__size=2, split__batch_size=2, simulation__lanes=1)
+
+
+MEAN = lambda outputs, batch: jnp.mean(outputs)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: (digits_model(), MEAN, {}), r"this is a model, 'sequential.*def build\(num_items\)"),
+        (lambda: (3, MEAN, {}), "this is 3: give a function that builds"),
+        (lambda: (scores, MEAN, {}), "missing a required argument: 'num_items'.*rows= names"),
+        (lambda: (scores, MEAN, {"rows": {"items": 3}}), "build\\(items=3\\) does not fit"),
+        (lambda: (scores, MEAN, {"rows": 3}), "rows names the arguments.*not 3"),
+        (lambda: (scores, MEAN, {"rows": {"num_items": "3"}}), "'num_items' is '3', and must be a whole"),
+        (lambda: (scores, keras.losses.MeanSquaredError(), {}), "MeanSquaredError\\(reduction=None\\)"),
+        (lambda: (lambda: 1 / 0, MEAN, {}), r"build\(\) failed \(ZeroDivisionError"),
+        (lambda: (compiled, MEAN, {}), r"must not compile the model \(load_model\(..., compile=False\)\)"),
+        (lambda: (lambda: keras.Sequential([keras.Input((3,)), layers.ReLU()]), MEAN, {}), "no parameters"),
+    ],
+)
+def test_mistakes_are_told_when_the_model_is_made(given, said):
+    build, loss, options = given()
+    with pytest.raises(UserError, match=said) as told:
+        partwise.keras(build, loss, **options)
+    assert "\n" not in str(told.value)
+
+
+def compiled():
+    model = digits_model()
+    model.compile("adam", "mse")
+    return model
+
+
+def test_a_model_that_was_there_before_is_refused_and_left_as_it_is(losses):
+    model = digits_model()
+    with pytest.raises(UserError, match=r"must build a new one every time.*clone_model"):
+        partwise.keras(lambda: model, losses["crossed"])
+    assert model.get_layer("norm").momentum == 0.99
+
+    def copied():
+        copy = keras.models.clone_model(model)
+        copy.set_weights(model.get_weights())
+        return copy
+
+    start = partwise.keras(copied, losses["crossed"]).init(jax.random.key(0))
+    np.testing.assert_array_equal(
+        start[model.layers[-1].kernel.path.split("/", 1)[1]], model.layers[-1].kernel
     )
+
+
+def test_a_mean_does_not_hide_in_what_is_added_to_it(digits, losses):
+    model = partwise.keras(
+        digits_model, lambda outputs, batch: losses["crossed"](outputs, batch).mean(), inputs="pixels"
+    )
+    with pytest.raises(UserError, match=r"the loss of a batch of 6 examples has shape \(\)"):
+        model.train_loss(model.init(jax.random.key(0)), digits, jax.random.key(0))
+
+
+def test_models_of_the_user_work_beside_it(losses):
+    partwise.keras(digits_model, losses["crossed"])
+    own = digits_model()
+    own.compile("sgd", "sparse_categorical_crossentropy")
+    own.fit(np.ones((6, 4)), np.zeros(6), verbose=0)
+    assert own.predict(np.ones((2, 4)), verbose=0).shape == (2, 3)
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    clean = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"} | environment
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean, check=False
+    )
+
+
+def test_the_backend_is_jax_or_the_remedy_is_told():
+    done = run_python("import partwise; partwise.keras; import keras; print(keras.backend.backend())")
+    assert done.stdout.split() == ["jax"]
+    done = run_python("import keras, partwise; partwise.keras", KERAS_BACKEND="numpy")
     assert "Keras runs on 'numpy', and partwise needs it on JAX" in done.stderr
-    assert "KERAS_BACKEND=jax before keras is imported" in done.stderr
+    assert "os.environ['KERAS_BACKEND'] = 'jax'` at the top of the program" in done.stderr

@@ -13,6 +13,7 @@ from partwise.tree import flatten
 from partwise.types import UserError
 
 nnx = pytest.importorskip("flax.nnx")
+linen = pytest.importorskip("flax.linen")
 
 
 class Scores(nnx.Module):
@@ -170,3 +171,49 @@ def test_what_cannot_be_meant_is_refused(digits, losses):
         model.predict(model.init(jax.random.key(0)), digits, jax.random.key(0))
     with pytest.raises(UserError, match="this module has no parameters"):
         partwise.nnx(lambda rngs: nnx.Dropout(0.5, rngs=rngs), losses["crossed"])
+
+
+class Wide(nnx.Module):
+    def __init__(self, units, *, rngs):
+        self.out = nnx.Linear(units, 1, rngs=rngs)
+
+
+MEAN = lambda outputs, batch: jnp.mean(outputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "said"),
+    [
+        (
+            Wide,
+            {},
+            r"missing a required argument: 'rngs'. Write a function: lambda rngs: Wide\(..., rngs=rngs\)",
+        ),
+        (lambda: Digits(nnx.Rngs(0)), {}, r"called as module\(rngs\), but .* too many positional arguments"),
+        (lambda rngs: 3, {}, "the function gave 3, and not an nnx.Module"),
+        (3, {}, "this is 3: give an nnx.Module, or a function"),
+        (linen.Dense(3), {}, "modules of flax.linen are another kind"),
+        (Digits, {"loss": None}, r"loss is None: give a function, loss\(outputs, batch\)"),
+        (Digits, {"loss": lambda outputs: outputs}, r"loss\(outputs, batch\), but the loss that was given"),
+        (Digits, {"train_loss": MEAN}, r"train_loss\(module, batch, rng\), but"),
+        (Digits, {"weight": MEAN}, r"weight\(batch\), but"),
+        (Digits, {"inputs": 3}, "inputs is 3: give a column's name"),
+        (Digits, {"metrics": {"error": MEAN}}, "'error' is <function"),
+        (Digits, {"metrics": [MEAN]}, "metrics are a dict of names"),
+    ],
+)
+def test_mistakes_are_told_when_the_model_is_made(module, options, said):
+    with pytest.raises(UserError, match=said) as told:
+        partwise.nnx(module, **{"loss": MEAN, **options})
+    assert "\n" not in str(told.value)
+
+
+def test_a_mean_does_not_hide_in_what_is_added_to_it(digits, losses):
+    mean = lambda outputs, batch: losses["crossed"](outputs, batch).mean()
+    own = lambda module, batch, rng: mean(module(batch["pixels"]), batch)
+    for model in (
+        partwise.nnx(Digits, mean, inputs="pixels"),
+        partwise.nnx(Digits, losses["crossed"], inputs="pixels", train_loss=own),
+    ):
+        with pytest.raises(UserError, match=r"the loss of a batch of 6 examples has shape \(\)"):
+            model.train_loss(model.init(jax.random.key(0)), digits, jax.random.key(0))

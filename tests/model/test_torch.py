@@ -159,5 +159,29 @@ def test_the_users_module_is_left_alone(digits, losses):
     model.train_loss(model.init(RNG), digits, RNG)
     assert not module.training
     assert not module[1].training
-    with pytest.raises(UserError, match=r"this is a type: give a torch\.nn\.Module, built"):
-        partwise.torch(Scores, losses["squared"])
+
+
+MEAN = lambda outputs, batch: jnp.mean(outputs)
+
+
+@pytest.mark.parametrize(
+    ("module", "loss", "said"),
+    [
+        (Scores, MEAN, r"this is the class Scores: give a module of it, Scores\(...\)"),
+        (lambda: Scores(), MEAN, "if it is a function, what it returns"),
+        (nn.Linear(1, 1), nn.MSELoss(), "the loss is PyTorch's MSELoss, and losses are of JAX arrays"),
+        (nn.Linear(1, 1), lambda outputs: outputs, r"called as loss\(outputs, batch\)"),
+        (nn.Linear(1, 1).bfloat16(), MEAN, "'weight' of this module holds torch.bfloat16.*module.float"),
+        (nn.ReLU(), MEAN, "this module has no parameters"),
+    ],
+)
+def test_mistakes_are_told_when_the_model_is_made(module, loss, said):
+    with pytest.raises(UserError, match=said):
+        partwise.torch(module, loss)
+
+
+def test_a_mean_does_not_hide_in_what_is_added_to_it(digits, losses):
+    mean = lambda outputs, batch: losses["crossed"](outputs, batch).mean()
+    model = partwise.torch(digits_module(), mean, inputs="pixels")
+    with pytest.raises(UserError, match=r"the loss of a batch of 6 examples has shape \(\)"):
+        model.train_loss(model.init(RNG), digits, RNG)

@@ -11,13 +11,15 @@ with momentum 1 - r, and shared statistics are averaged over the cohort as share
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from partwise.model.spec import Batch
+from partwise.model.columns import Columns
+from partwise.model.spec import Batch, Metric, Pooled, one_for_each
 from partwise.types import UserError, unknown
 
 # What a module is called with: the batch itself, a column of it, several, or what a function makes of it.
@@ -25,6 +27,55 @@ Inputs = str | Sequence[str] | Callable[[Batch], Any] | None
 # Where a module that normalises by batches takes its statistics from in training: from the batch (and moves its
 # own to them), or from its own, which stay as they are.
 Statistics = Literal["batch", "fixed"]
+
+
+def check_functions(
+    loss: Any, metrics: Any, weight: Any, inputs: Any = None, train_loss: Any = None
+) -> dict[str, Metric | Pooled]:
+    """The metrics, if all that was given beside the module can be what it should be."""
+    takes("loss", loss, "outputs", "batch")
+    takes("weight", weight, "batch")
+    if train_loss is not None:
+        takes("train_loss", train_loss, "module", "batch", "rng")
+    if callable(inputs):
+        takes("inputs", inputs, "batch")
+    elif not (inputs is None or isinstance(inputs, str | Sequence)):
+        raise UserError(
+            f"inputs is {shown(inputs)}: give a column's name, several, or a function of the batch"
+        )
+    wrong = "metrics are a dict of names to Metric (or Pooled), as in {'error': Metric(values)}"
+    if not isinstance(metrics or {}, Mapping):
+        raise UserError(f"{wrong}, not {shown(metrics)}")
+    for name, metric in (metrics or {}).items():
+        if not isinstance(metric, Metric | Pooled):
+            raise UserError(f"{wrong}; '{name}' is {shown(metric)}")
+    return dict(metrics or {})
+
+
+def shown(thing: Any) -> str:
+    """What was given, in one short line."""
+    text = " ".join(repr(thing).split())
+    return text if len(text) <= 120 else f"{text[:120]}..."
+
+
+def takes(what: str, function: Any, *names: str) -> None:
+    """Raise unless the function can be called with so many arguments."""
+    call = f"{what}({', '.join(names)})"
+    if not callable(function):
+        raise UserError(f"{what} is {shown(function)}: give a function, {call}")
+    try:
+        inspect.signature(function).bind(*names)
+    except TypeError as error:
+        raise UserError(
+            f"it is called as {call}, but the {what} that was given does not fit: {error}"
+        ) from None
+    except ValueError:  # a function that does not say what it takes
+        return
+
+
+def losses_of(loss: Callable[[Any, Batch], jax.Array], outputs: Any, batch: Batch) -> jax.Array:
+    """[B]. A mean would hide in what is added to it, so it is refused before."""
+    return one_for_each(loss(outputs, batch), batch)
 
 
 def check_statistics(statistics: str) -> bool:
@@ -40,6 +91,7 @@ def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
         return (dict(batch),)  # frameworks know plain dicts
     if callable(inputs):
         made = inputs(batch)
+        made = dict(made) if isinstance(made, Columns) else made
         return made if isinstance(made, tuple) else (made,)
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     for name in names:
@@ -75,7 +127,8 @@ def check_values(values: Mapping[str, Any], what: str) -> None:
     """Only floating-point leaves have gradients."""
     if not values:
         raise UserError(
-            f"this {what} has no parameters: build it first (call it on an input, or give it one)"
+            f"this {what} has no parameters, so there is nothing to learn: give one that has, and that is built "
+            f"already (called on an input, where its layers wait for one)"
         )
     for path, value in values.items():
         if not jnp.issubdtype(value.dtype, jnp.floating):

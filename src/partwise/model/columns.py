@@ -17,9 +17,9 @@ class Columns(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         here = ", ".join(sorted(self)) or "none"
         raise UserError(
-            f"the model reads the column '{name}', and the examples that it is given have only: {here}. Name it among "
-            f"the columns of the setting, as in Setting(model, roles, ({_listed([*sorted(self), name])})), and see "
-            f"that the data has it; a client on its own needs it in its table"
+            f"the model reads the column '{name}', and the examples that it is given have only: {here}. Name it "
+            f"among the columns of the setting, as in Setting(model, roles, ({_listed([*sorted(self), name])})), "
+            f"and see that the data has it; a client on its own needs it in its table"
         )
 
     def tree_flatten_with_keys(self) -> tuple[Iterable[tuple[Any, Any]], tuple[str, ...]]:

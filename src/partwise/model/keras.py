@@ -11,22 +11,40 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from partwise.model.adapt import Inputs, arguments, begin_at, check_values, following, full_precision
+from partwise.model.adapt import (
+    Inputs,
+    arguments,
+    begin_at,
+    check_functions,
+    check_values,
+    following,
+    full_precision,
+    losses_of,
+    shown,
+)
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
 from partwise.types import UserError
 
-HOW = "pip install 'partwise[keras]', and set the environment variable KERAS_BACKEND=jax before keras is imported"
+HOW = (
+    "write `import os; os.environ['KERAS_BACKEND'] = 'jax'` at the top of the program, before the first `import "
+    "keras`, and start Python (or the notebook) anew"
+)
+if "keras" not in sys.modules:
+    os.environ.setdefault("KERAS_BACKEND", "jax")
 try:
     import keras
-except ImportError as error:  # pragma: no cover - without the extra, or with a backend that is not installed
-    raise UserError(f"Keras cannot be imported ({error}): {HOW}") from None
+except ImportError as error:  # without the extra, or with a backend that is not installed
+    raise UserError(f"Keras cannot be imported ({error}): pip install 'partwise[keras]', and {HOW}") from None
 
 if keras.backend.backend() != "jax":
     raise UserError(f"Keras runs on '{keras.backend.backend()}', and partwise needs it on JAX: {HOW}")
@@ -59,7 +77,8 @@ def keras_model(
     Weights that `build` sets or loads are where training begins; others begin as their initializers say, by the
     seed of the run. Name layers, if rules are to name them; others are numbered as if the model were the first.
     """
-    whole = dict(rows or {})
+    metrics, whole = check_functions(loss, metrics, weight, inputs), _check_rows(rows)
+    _check_build(build, whole, loss)
     cached = functools.cache(lambda *sizes: _built(build, dict(zip(whole, sizes, strict=True))))
     full = cached(*whole.values())
     paths = _paths(full, _built(build, whole))
@@ -75,6 +94,7 @@ def keras_model(
     ) -> tuple[Any, Any, dict]:
         """(outputs, penalties, statistics that were moved)"""
         built = cached(*(size(values) for size in size_from.values()))
+        _check_shapes(values, paths, built, whole)
         held = [
             v if w.trainable else jax.lax.stop_gradient(v)
             for w, v in zip(built.weights, _in_order(values, paths), strict=True)
@@ -94,18 +114,18 @@ def keras_model(
 
     def training(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
         outputs, penalty, moved = call(values, batch, rng, True)
-        return loss(outputs, batch) + weight(batch) * (penalty + following(values, moved))
+        return losses_of(loss, outputs, batch) + weight(batch) * (penalty + following(values, moved))
 
     predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
-    return Model(init, predict, loss, dict(metrics or {}), weight, training)
+    return Model(init, predict, loss, metrics, weight, training)
 
 
 def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
     """Build it, perhaps in the middle of a compilation. In a stateless scope Keras says what each weight will
     begin as, and keeps what `build` sets. Weights have no values of their own, so JAX need not start for them."""
     with jax.ensure_compile_time_eval(), keras.StatelessScope(initialize_variables=False) as scope:
-        model = build(**sizes)
-        _check_built(model, sizes)
+        model = _call(build, sizes)
+        _check_built(model, sizes, scope)
         for layer in model._flatten_layers():
             if isinstance(layer, keras.layers.BatchNormalization):
                 layer.momentum = 0.0  # after a call, its statistics are those of the batch
@@ -115,15 +135,85 @@ def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
         return Built(model, weights, seeds, [_start(w, scope.get_current_value(w)) for w in weights])
 
 
-def _check_built(model: Any, sizes: Mapping[str, int]) -> None:
-    if isinstance(model, keras.Model) and model.built:
-        return
-    call = f"build({', '.join(f'{name}={size}' for name, size in sizes.items())})"
-    given = "a model without weights yet" if isinstance(model, keras.Model) else repr(model)
-    raise UserError(
-        f"{call} gave {given}: it must give a keras.Model that is built (one with a keras.Input, or that was "
-        f"called once)"
-    )
+def _check_rows(rows: Any) -> dict[str, int]:
+    wrong = "rows names the arguments of `build` that are numbers of rows, as in rows={'num_items': 3706}"
+    if not isinstance(rows or {}, Mapping):
+        raise UserError(f"{wrong}, not {rows!r}")
+    for name, size in (rows or {}).items():
+        if not isinstance(size, int) or size < 1:
+            raise UserError(f"{wrong}; '{name}' is {size!r}, and must be a whole number from 1 on")
+    return dict(rows or {})
+
+
+def _check_build(build: Any, whole: Mapping[str, int], loss: Any) -> None:
+    if isinstance(build, keras.Model):
+        raise UserError(
+            f"this is a model, '{build.name}', and a function that builds it is needed (clients hold slices, so it "
+            f"is built in several sizes): def build(num_items): ... return model. {COPY}"
+        )
+    if not callable(build):
+        raise UserError(f"this is {shown(build)}: give a function that builds a keras.Model")
+    if isinstance(loss, keras.losses.Loss):
+        kind = type(loss).__name__
+        raise UserError(
+            f"the loss is Keras' {kind}, which takes labels first and may be a mean: write lambda outputs, batch: "
+            f"f(batch['label'], outputs), with f = keras.losses.{kind}(reduction=None)"
+        )
+    try:
+        inspect.signature(build).bind(**whole)
+    except TypeError as error:
+        raise UserError(
+            f"{_told(whole)} does not fit the function that was given: {error}. rows= names its arguments that are "
+            f"numbers of rows; others need a default, or a lambda around it"
+        ) from None
+
+
+COPY = (
+    "Of one that was trained already: def build(): copy = keras.models.clone_model(model); "
+    "copy.set_weights(model.get_weights()); return copy"
+)
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return f"build({', '.join(f'{name}={size}' for name, size in sizes.items())})"
+
+
+def _call(build: Callable[..., Any], sizes: Mapping[str, int]) -> Any:
+    try:
+        return build(**sizes)
+    except Exception as error:
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        raise UserError(
+            f"{_told(sizes)} failed ({why}). It is called for every size of slice, so it must work for any number "
+            f"of rows from 1 on, and must not compile the model (load_model(..., compile=False))"
+        ) from error
+
+
+def _check_built(model: Any, sizes: Mapping[str, int], scope: Any) -> None:
+    if not (isinstance(model, keras.Model) and model.built):
+        given = "a model without weights yet" if isinstance(model, keras.Model) else shown(model)
+        raise UserError(
+            f"{_told(sizes)} gave {given}: it must give a keras.Model that is built (one with a keras.Input, or "
+            f"that was called once)"
+        )
+    for weight in model.weights:
+        if weight._initializer is None and scope.get_current_value(weight) is None:
+            raise UserError(
+                f"{_told(sizes)} gave a model that was there before, and must build a new one every time. {COPY}"
+            )
+
+
+def _check_shapes(
+    values: Mapping[str, Any], paths: list[str], built: Built, whole: Mapping[str, int]
+) -> None:
+    for path, weight in zip(paths, built.weights, strict=True):
+        if tuple(values[path].shape) != tuple(weight.shape):
+            here, made = tuple(values[path].shape), tuple(weight.shape)
+            raise UserError(
+                f"'{path}' is keyed, so clients hold slices of it: this one has shape {here}, and the function "
+                f"that builds the model makes it {made}. Let it take that number of rows, and name the argument in "
+                f"rows, as in rows={{'num_items': {made[0]}}}{f' beside {shown(dict(whole))}' if whole else ''}"
+            )
 
 
 def _start(variable: Any, assigned: Any) -> Callable[[jax.Array], Any]:

@@ -5,6 +5,7 @@ Dropout and whatever else draws from the module's `Rngs` gets the randomness of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +18,16 @@ from partwise.model.adapt import (
     Statistics,
     arguments,
     begin_at,
+    check_functions,
     check_statistics,
     check_values,
     following,
     full_precision,
+    losses_of,
+    shown,
+    takes,
 )
-from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
+from partwise.model.spec import Batch, Metric, Model, Pooled, one_for_each, one_per_example
 from partwise.types import UserError
 
 try:
@@ -50,9 +55,9 @@ def nnx_model(
     The module is rebuilt around whatever arrays it is given, so it may be handed slices of its parameters: its
     code must take sizes from the arrays, not from its fields.
     """
-    fixed = check_statistics(statistics)
+    fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs, train_loss)
     ready = isinstance(module, nnx.Module)
-    template: Any = nnx.clone(module) if ready else nnx.eval_shape(lambda: module(nnx.Rngs(0)))
+    template: Any = nnx.clone(module) if ready else _made(module)
     for _, part in nnx.iter_modules(template):
         if isinstance(part, nnx.BatchNorm):
             part.momentum = 0.0  # after a call, the statistics are those of the batch
@@ -83,17 +88,41 @@ def nnx_model(
         if fixed:
             part.set_attributes(nnx.BatchNorm, use_running_average=True, raise_if_not_found=False)
         if train_loss is None:
-            losses = loss(full_precision(part(*arguments(inputs, batch))), batch)
+            losses = losses_of(loss, full_precision(part(*arguments(inputs, batch))), batch)
         else:
-            losses = train_loss(part, batch, rng)
+            losses = one_for_each(train_loss(part, batch, rng), batch)
         moved = {} if fixed else tree.flatten(nnx.to_pure_dict(nnx.state(part, nnx.BatchStat)))
         return losses + weight(batch) * following(tree.flatten(values), moved) if moved else losses
 
     differs = train_loss or jax.tree_util.tree_leaves((keys, nnx.state(template, nnx.BatchStat)))
-    return Model(init, predict, loss, dict(metrics or {}), weight, training if differs else None)
+    return Model(init, predict, loss, metrics, weight, training if differs else None)
 
 
 LEARNED = nnx.Any(nnx.Param, nnx.BatchStat)
+
+
+def _made(make: Callable[[nnx.Rngs], Any]) -> Any:
+    """The shapes of what a function of the random streams makes."""
+    if not callable(make) or type(make).__module__.startswith("flax.linen"):
+        raise UserError(
+            f"this is {shown(make)}: give an nnx.Module, or a function `rngs -> module` (modules of flax.linen are "
+            f"another kind: write them with flax.nnx)"
+        )
+    if isinstance(make, type):
+        _check_class(make)
+    takes("module", make, "rngs")
+    made: list[Any] = []
+    shapes = nnx.eval_shape(lambda: made.append(make(nnx.Rngs(0))) or made[0])
+    if not isinstance(made[0], nnx.Module):
+        raise UserError(f"the function gave {shown(made[0])}, and not an nnx.Module: does it return one?")
+    return shapes
+
+
+def _check_class(make: type) -> None:
+    try:
+        takes(make.__name__, functools.partial(make.__init__, None), "rngs")
+    except UserError as error:
+        raise UserError(f"{error}. Write a function: lambda rngs: {make.__name__}(..., rngs=rngs)") from None
 
 
 def _refuse(rest: Any) -> None:

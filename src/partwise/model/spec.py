@@ -91,6 +91,11 @@ def training_losses(
         losses = model.train_loss(params, batch, rng)
     else:
         losses = model.loss(scored(model.predict(params, batch, rng)), batch)
+    return one_for_each(losses, batch)
+
+
+def one_for_each(losses: jax.Array, batch: Batch) -> jax.Array:
+    """The losses themselves, if there is one for every example."""
     size = next(iter(batch.values())).shape[0]
     if jnp.shape(losses) != (size,):
         raise UserError(

@@ -21,10 +21,13 @@ from partwise.model.adapt import (
     Statistics,
     arguments,
     begin_at,
+    check_functions,
     check_statistics,
     check_values,
     following,
     full_precision,
+    losses_of,
+    shown,
 )
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
 from partwise.types import UserError
@@ -51,9 +54,8 @@ def torch_model(
 
     The loss is of JAX arrays. Tables may be cut: PyTorch takes sizes from the arrays.
     """
-    if not isinstance(module, torch.nn.Module):
-        raise UserError(f"this is a {type(module).__name__}: give a torch.nn.Module, built")
-    fixed = check_statistics(statistics)
+    _check_module(module, loss)
+    fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs)
     _import_torchax()
     module = copy.deepcopy(module).to("cpu")
     named = {name.replace(".", "/"): t for name, t in (*module.named_parameters(), *module.named_buffers())}
@@ -75,10 +77,30 @@ def torch_model(
 
     def training(values: Any, batch: Batch, rng: jax.Array) -> jax.Array:
         outputs, moved = call(values, batch, rng, True)
-        return loss(outputs, batch) + weight(batch) * following(values, moved)
+        return losses_of(loss, outputs, batch) + weight(batch) * following(values, moved)
 
     predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
-    return Model(lambda rng: begin_at(start), predict, loss, dict(metrics or {}), weight, training)
+    return Model(lambda rng: begin_at(start), predict, loss, metrics, weight, training)
+
+
+def _check_module(module: Any, loss: Any) -> None:
+    if isinstance(module, type) and issubclass(module, torch.nn.Module):
+        raise UserError(f"this is the class {module.__name__}: give a module of it, {module.__name__}(...)")
+    if not isinstance(module, torch.nn.Module):
+        raise UserError(
+            f"this is {shown(module)}: give a torch.nn.Module (if it is a function, what it returns)"
+        )
+    if isinstance(loss, torch.nn.Module):
+        raise UserError(
+            f"the loss is PyTorch's {type(loss).__name__}, and losses are of JAX arrays here, with one value for "
+            f"every example: lambda outputs, batch: jnp.square(outputs - batch['rating']), or one of optax"
+        )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.dtype in (torch.bfloat16, torch.float16):
+            raise UserError(
+                f"'{name}' of this module holds {tensor.dtype}, and parameters are float32: give module.float(), "
+                f"and cast in `forward` where 16 bits are enough"
+            )
 
 
 @contextmanager
