@@ -60,3 +60,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The one way to say that a name is not known."""
     return UserError(f"unknown {kind} '{name}' ({nearest(name, known)})")
+
+
+def counted(number: int, noun: str, nouns: str | None = None) -> str:
+    """A number with its word, for messages: 1 client, 2,000 clients."""
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

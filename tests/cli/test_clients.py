@@ -51,7 +51,7 @@ def test_client_files_with_mistakes(mistake, tmp_path, run_folder):
     mine, local = tmp_path / "mine.csv", str(tmp_path / "local.safetensors")
     mine.write_text("item,rating\n998,4\n999,5\n")
     arguments = ("personalize", str(run_folder), "--client", str(mine), "--out", local)
-    assert "none of its 2 rows" in mistake(*arguments)
+    assert "of its 2 rows none names" in mistake(*arguments)
     mine.write_text("film,rating\n1,4\n")
     assert "unknown column 'item'" in mistake(*arguments)
     mine.write_text("item,rating\n1,4\n")

@@ -143,7 +143,7 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
     text = capsys.readouterr().out
     assert "30 test clients (2 without examples to test on)" in text
     assert "Judged: unseen clients; their local part rebuilt, all else as trained;" in text
-    assert "Left out over all rounds: 4 updates that were not finite, 1 clients that never reported." in text
+    assert "Left out over all rounds: 4 updates that were not finite, 1 client that never reported." in text
     assert "The data have fewer than asked for: num_words = 812, not 10,000." in text
     assert "rmse of the test clients is not a finite number" in text
 
@@ -173,11 +173,11 @@ def test_the_bar_shows_the_whole_total_on_a_narrow_terminal(monkeypatch):
     console = Console(file=screen, force_terminal=True, width=60)
     monkeypatch.setattr(progress, "err", console)
     with progress._bar() as bar:
-        show = progress._on_bar(bar, "movielens")
+        show = progress._on_bar(bar, "movielens", 0.0)
         show(Status(123456, 654321, 0.1234, {"rmse": 0.9876}))
         bar.refresh()
     assert "123456/654321" in screen.getvalue()
-    assert "rmse 0.9876" in screen.getvalue()
+    assert "validation rmse 0.9876" in screen.getvalue()
 
 
 def test_heat_shows_who_holds_what(capsys, output, mistake, small, tmp_path):

@@ -16,4 +16,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run,
     )  # after the above, so that Ctrl-C is quiet while everything is imported
 
-    return run(list(sys.argv[1:] if arguments is None else arguments))
+    return run(list(sys.argv[1:] if arguments is None else arguments), whole_process=arguments is None)

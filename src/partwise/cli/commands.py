@@ -12,7 +12,7 @@ from partwise.cli import show
 from partwise.cli.interrupt import begin_work
 from partwise.cli.progress import show_progress
 from partwise.experiments.lock import refuse_if_held
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
 Options = argparse.Namespace
 Result = Mapping[str, Any]
@@ -39,6 +39,7 @@ def train(options: Options) -> Result:
             progress=progress,
             changes=changes,
             recorded=recorded,
+            began=options.began,
         )
     if not options.json:
         show.summary(run.summary, options.folder)
@@ -119,7 +120,9 @@ def personalize(options: Options) -> Result:
     if not options.json:
         show.unknown_rows(client.unknown)
         names = ", ".join(local) or "nothing (the model has no local part)"
-        show.say(f"Rebuilt {names} from {num_examples} examples; kept in {options.out}, sent nowhere.")
+        show.say(
+            f"Rebuilt {names} from {counted(num_examples, 'example')}; kept in {options.out}, sent nowhere."
+        )
     shapes = {path: list(leaf.shape) for path, leaf in local.items()}
     return {"out": options.out, "examples": num_examples, "unknown": client.unknown, "leaves": shapes}
 

@@ -7,23 +7,27 @@ import json
 import os
 import shlex
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.markup import escape
+from rich.text import Text
 
 from partwise.cli import interrupt
 from partwise.cli.parser import make_parser
+from partwise.cli.progress import process_start
 from partwise.cli.show import err
 from partwise.types import RunWarning, UserError
 
 
-def run(given: Sequence[str]) -> int:
-    """Run a command: 0; 2 with one paragraph for anything that the user can mend; 1 for a bug of ours."""
+def run(given: Sequence[str], whole_process: bool = True) -> int:
+    """Run a command: 0; 2 with one paragraph for anything that the user can mend; 1 for a bug of ours. Its seconds
+    count from the start of the process, if that is what it was started for."""
     options = make_parser().parse_args(given)
+    options.began = process_start() if whole_process else time.perf_counter()
     try:
         _keep_compiled_programs()
         with _told_warnings():
@@ -52,9 +56,7 @@ def _told_warnings() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if issubclass(category, RunWarning):
-                err.print(
-                    f"[bold]partwise:[/] warning: {escape(str(message))}", highlight=False, soft_wrap=True
-                )
+                err.print(Text.assemble(("partwise:", "bold"), f" warning: {message}"), soft_wrap=True)
             else:
                 usual(message, category, *place, **more)
 
@@ -65,7 +67,7 @@ def _told_warnings() -> Iterator[None]:
 def _fail(message: str, options: argparse.Namespace, code: int) -> int:
     if options.json:
         sys.stdout.write(json.dumps({"error": message}) + "\n")
-    err.print(f"[bold red]partwise:[/] {escape(message)}", highlight=False, soft_wrap=True)
+    err.print(Text.assemble(("partwise:", "bold red"), f" {message}"), soft_wrap=True)
     if options.debug or os.environ.get("PARTWISE_DEBUG"):
         traceback.print_exc()
     return code

@@ -1,19 +1,36 @@
-"""Where a run is, while it runs: a bar on a terminal, a line at every evaluation elsewhere."""
+"""Where a run is, while it runs: a bar on a terminal, a line at every evaluation elsewhere.
+
+Its seconds are those of the summary at the end: they count from the start of the command.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from partwise.cli.show import err
+from partwise.cli.show import err, say
 
 Show = Callable[[Any], None]
-NARROW = 80  # columns; below, neither the loss nor the time left is shown
+NARROW = 100  # columns; below, neither the training loss nor the time left is shown
+OLD = 600  # seconds; no command takes so long to begin, so a clock that says so is wrong
+
+
+def process_start() -> float:
+    """The `time.perf_counter()` at which this process began, where the system tells (Linux); else now."""
+    now = time.perf_counter()
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return now
+    return now - age if 0 <= age < OLD else now
 
 
 @contextmanager
@@ -23,26 +40,28 @@ def show_progress(options: argparse.Namespace, title: str) -> Iterator[Show]:
         yield lambda status: None
     elif err.is_terminal:
         with _bar() as bar:
-            yield _on_bar(bar, title)
+            yield _on_bar(bar, title, options.began)
     else:
-        yield _as_lines(title)
+        yield _as_lines(title, options.began)
 
 
 def _bar() -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=12),
         TextColumn("{task.fields[rounds]}"),
         TimeElapsedColumn(),
         *([TimeRemainingColumn()] if err.width >= NARROW else []),
-        TextColumn("{task.fields[metric]}"),
+        TextColumn("{task.fields[metric]}", markup=False),
         console=err,
+        get_time=time.perf_counter,
     )
 
 
-def _on_bar(bar: Progress, title: str) -> Show:
+def _on_bar(bar: Progress, title: str, began: float) -> Show:
     """Rounds done of all and the running metrics; while programs are compiled, the seconds go on."""
     job = bar.add_task(title, total=None, rounds="", metric="compiling")
+    bar.tasks[0].start_time = began
     last = {"evaluation": ""}
 
     def show(status: Any) -> None:
@@ -51,7 +70,7 @@ def _on_bar(bar: Progress, title: str) -> Show:
             return
         last["evaluation"] = _metric(status.evaluation) or last["evaluation"]
         wide = err.width >= NARROW or not last["evaluation"]
-        told = [f"loss {status.loss:.4f}"] * wide + [last["evaluation"]]
+        told = [f"training loss {status.loss:.4f}"] * wide + [last["evaluation"]]
         bar.update(
             job,
             description=" ".join(filter(None, (title, status.part))) if wide else status.part or title,
@@ -64,9 +83,8 @@ def _on_bar(bar: Progress, title: str) -> Show:
     return show
 
 
-def _as_lines(title: str) -> Show:
+def _as_lines(title: str, began: float) -> Show:
     """A line at every evaluation, and where there is none at the end of every training of several."""
-    began = time.perf_counter()
 
     def show(status: Any) -> None:
         if status.note:
@@ -76,12 +94,12 @@ def _as_lines(title: str) -> Show:
             return
         told = (
             f"round {status.round} of {status.rounds}",
-            f"loss {status.loss:.4f}",
+            f"training loss {status.loss:.4f}",
             _metric(status.evaluation),
         )
         name = ", ".join(filter(None, (title, status.part)))
         text = f"{name}: {', '.join(filter(None, told))} ({time.perf_counter() - began:.0f} s)"
-        err.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(text, err)
 
     return show
 
@@ -92,8 +110,9 @@ def _say(title: str, note: str) -> None:
 
 
 def _metric(evaluation: Any) -> str:
-    """The first metric that is not the loss."""
+    """The first metric of the validation clients that is not the loss."""
     if not evaluation:
         return ""
     name = next((name for name in evaluation if name != "loss"), "loss")
-    return f"{name} undefined" if evaluation[name] is None else f"{name} {evaluation[name]:.4f}"
+    value = "undefined" if evaluation[name] is None else f"{evaluation[name]:.4f}"
+    return f"validation {name} {value}"

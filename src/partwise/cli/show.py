@@ -9,13 +9,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-err = Console(stderr=True)
-out = Console()
+from partwise.types import counted
+
+# What users name (paths, ids, columns) is shown as it is: nothing in it is markup, an emoji or a number to paint.
+AS_IT_IS = {"markup": False, "emoji": False, "highlight": False}
+err = Console(stderr=True, **AS_IT_IS)
+out = Console(**AS_IT_IS)
+SHOWN = 6  # numbers of a vector
 
 
 def say(text: str, where: Console = out) -> None:
-    """A sentence, as it is."""
-    where.print(text, highlight=False, markup=False, soft_wrap=True)
+    """A sentence, on one line; a terminal wraps it, and nothing that is pasted from it breaks."""
+    where.print(text, soft_wrap=True)
 
 
 def listing(kind: str, entries: Mapping[str, str]) -> None:
@@ -42,16 +47,14 @@ def summary(told: Mapping[str, Any], folder: Any) -> None:
     say(
         f"{_clients(told['test'])}; a client fetched {told['bytes_down_per_client'] / 1e3:.1f} kB and sent "
         f"{told['bytes_up_per_client'] / 1e3:.1f} kB a round; {1e3 * told['seconds_per_round']:.2f} ms a round "
-        f"({told['lanes']} lanes, {told['device']}), {told['seconds_compile']:.1f} s compiling, "
-        f"{told['seconds_total']:.1f} s in all."
+        f"({counted(told['lanes'], 'lane')}, {told['device']}), {told['seconds_compile']:.1f} s compiling, "
+        f"{told['seconds_total']:.1f} s in all, from the start of the command."
     )
-    out.print(
-        f"Recorded in {folder} (curve.png, metrics.jsonl, summary.json, model.safetensors).", highlight=False
-    )
+    say(f"Recorded in {folder} (curve.png, metrics.jsonl, summary.json, model.safetensors).")
 
 
 def _metrics(told: Mapping[str, Any]) -> None:
-    table = Table(title=f"{told['algorithm']} on {told['task']}: {told['rounds']} rounds")
+    table = Table(title=f"{told['algorithm']} on {told['task']}: {counted(told['rounds'], 'round')}")
     table.add_column("metric", no_wrap=True)
     columns = ("test clients", "mean over clients", "5 % .. 95 % of clients")
     for column in (*columns, *(["best reachable"] if told["best"] else [])):
@@ -107,57 +110,85 @@ def _left_out(told: Mapping[str, Any]) -> None:
 def _clients(test: Mapping[str, Any]) -> str:
     without = test["clients_without_examples"]
     more = f" ({without} without examples to test on)" if without else ""
-    return f"{test['clients'] + without} test clients{more}"
+    return f"{counted(test['clients'] + without, 'test client')}{more}"
 
 
 def evaluation(result: Mapping[str, Any], title: str) -> None:
     """Metrics of a recorded run."""
-    table = Table("metric", "pooled", "mean over clients", title=title)
+    table = _table(["metric"], ["pooled", "mean over clients"])
     for name, spread in result["over_clients"].items():
         table.add_row(name, _number(result[name]), _number(spread.get("mean")))
+    say(title)  # not the table's: it would break a path
     out.print(table)
     _judged(result["judged"])
     _undefined(result)
 
 
+def _table(words: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
+    """Columns of words, then columns of numbers."""
+    table = Table(**options)
+    for name in words:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
 def predictions(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
     """The model's outputs."""
-    table = Table("row", *keys, "output")
+    table = _table(["row", *keys], ["output"])
     for row in rows:
-        output = row["output"]
-        text = f"{output:.4f}" if isinstance(output, float) else str(output)
-        table.add_row(str(row["row"]), *(str(row[name]) for name in keys), text)
+        table.add_row(str(row["row"]), *(str(row[name]) for name in keys), output_words(row["output"]))
     out.print(table)
+
+
+def output_words(output: Any) -> str:
+    """An output as people read it: a number, or the first few of a vector's and how many there are. A table of
+    numbers is told by its shape."""
+    while isinstance(output, list) and len(output) == 1:
+        output = output[0]
+    if not isinstance(output, list):
+        return f"{output:.4f}" if isinstance(output, float) else str(output)
+    if any(isinstance(each, list) for each in output):
+        return f"{len(output)} x {len(output[0])} numbers (--json has them)"
+    shown = " ".join(output_words(each) for each in output[:SHOWN])
+    return shown if len(output) <= SHOWN else f"{shown} ... ({len(output)} numbers)"
 
 
 def unknown_rows(unknown: Mapping[str, int]) -> None:
     """Rows that the model cannot use."""
     for name, count in unknown.items():
         if count:
-            err.print(
-                f"{count} rows name a value of '{name}' that the model does not know; they are left out."
-            )
+            names = counted(count, "row names", "rows name")
+            left = "it is" if count == 1 else "they are"
+            say(f"{names} a value of '{name}' that the model does not know; {left} left out.", err)
 
 
 def description(result: Mapping[str, Any]) -> None:
     """A task's parameters, clients and source."""
-    table = Table(
-        "path", "shape", "role", "bytes down", "bytes up", title=f"{result['task']}, per client and round"
-    )
+    title = f"{result['task']}, per client and round"
+    table = _table(["path", "shape", "role"], ["bytes down", "bytes up"], title=title)
     for line in result["parameters"]:
         sizes = (f"{line['bytes_down']:,}", f"{line['bytes_up']:,}")
         table.add_row(line["path"], str(tuple(line["shape"])), line["role"], *sizes)
     out.print(table)
     for part, numbers in result["clients"].items():
-        say(f"{part}: {numbers['clients']:,} clients, {numbers['examples']:,} examples")
+        say(f"{part}: {counted(numbers['clients'], 'client')}, {counted(numbers['examples'], 'example')}")
     for name, value in result["source"].items():
-        say(f"{name}: {value}")
+        say(f"{name}: {_listed(value)}")
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {each}" for name, each in value.items())
+    return str(value)
 
 
 def serving(result: Mapping[str, Any]) -> None:
     """Ways of serving slices, side by side, and what follows."""
-    keys = ", ".join(f"{count:,} {space} keys" for space, count in result["keys"].items())
-    title = f"{result['task']}: {keys}, {result['cohort']} clients a round, {result['rounds']} rounds drawn"
+    keys = ", ".join(counted(count, f"{space} key") for space, count in result["keys"].items())
+    cohort, rounds = counted(result["cohort"], "client"), counted(result["rounds"], "round")
+    title = f"{result['task']}: {keys}, {cohort} a round, {rounds} drawn"
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=0)  # nine columns in 80 characters
     for column in SERVING_COLUMNS:
         table.add_column(column, justify="left" if column in ("way", "psi", "seen by") else "right")
@@ -226,12 +257,15 @@ def heat(result: Mapping[str, Any]) -> None:
 
 
 def _heat_words(each: Mapping[str, Any]) -> str:
-    held = f"{each['keys_held']:,} of {each['keys']:,} keys are held"
+    held = (
+        f"{each['keys_held']:,} of {counted(each['keys'], 'key')} {'is' if each['keys'] == 1 else 'are'} held"
+    )
+    by = counted(each["total"], each["by"].removesuffix("s"))
     if each["dispersion"] is None:
-        return f"{each['total']:,} {each['by']}; {held}."
+        return f"{by}; {held}."
     alone = f", {each['keys_with_one']:,} of them by one client alone" if each["by"] == "clients" else ""
     spread = ", ".join(f"{name[1:]} %: {value:,.0f}" for name, value in each["percentiles"].items())
     return (
-        f"{each['total']:,} {each['by']}; {held}{alone}. A key has from {each['n_min']:,} to {each['n_max']:,} "
+        f"{by}; {held}{alone}. A key has from {each['n_min']:,} to {each['n_max']:,} "
         f"({spread}): dispersion {each['dispersion']:,.{0 if each['dispersion'] >= 100 else 2}f}."
     )

@@ -15,17 +15,26 @@ from partwise.config.settings import Config
 from partwise.experiments.folder import Folder
 from partwise.experiments.tally import Tally
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
-# Why an update was left out, as in the records: in words, and what helps.
+# Why an update was left out, as in the records: of one, of several, and what helps.
 LEFT_OUT = {
-    "broken": ("updates that were not finite", "lower update.rate or reconstruct.rate"),
+    "broken": (
+        "update that was not finite",
+        "updates that were not finite",
+        "lower update.rate or reconstruct.rate",
+    ),
     "empty": (
+        "client without query examples",
         "clients without query examples",
         "use split.kind=none or alternate with a smaller split.batch_size",
     ),
-    "too_small": ("clients with fewer than cohort.min_examples examples", "lower cohort.min_examples"),
-    "dropped": ("clients that never reported", "lower cohort.dropout"),
+    "too_small": (
+        "client with fewer than cohort.min_examples examples",
+        "clients with fewer than cohort.min_examples examples",
+        "lower cohort.min_examples",
+    ),
+    "dropped": ("client that never reported", "clients that never reported", "lower cohort.dropout"),
 }
 
 
@@ -35,15 +44,16 @@ def check_cohort(prepared: Prepared) -> None:
     if wanted.asked > store.num_clients:
         most = int(store.num_clients / wanted.over_selection)
         remedy = f"Use --cohort {most} or fewer (cohort.size)" if most else "Lower cohort.over_selection"
+        there = counted(store.num_clients, "training client")
         raise UserError(
-            f"a round asks {wanted.asked} clients (cohort.size {wanted.size} x cohort.over_selection "
-            f"{wanted.over_selection:g}), but there are only {store.num_clients} training clients. {remedy}."
+            f"a round asks {counted(wanted.asked, 'client')} (cohort.size {wanted.size} x cohort.over_selection "
+            f"{wanted.over_selection:g}), but the task has only {there}. {remedy}."
         )
     largest = int(store.counts.max())
     if wanted.min_examples > largest:
         raise UserError(
             f"nobody can take part: cohort.min_examples is {wanted.min_examples}, and the largest of the "
-            f"{store.num_clients} training clients has {largest} examples. Lower cohort.min_examples."
+            f"{store.num_clients} training clients has {counted(largest, 'example')}. Lower cohort.min_examples."
         )
 
 
@@ -92,7 +102,7 @@ def left_out(tally: Tally) -> dict[str, int]:
 
 def tell_left_out(counts: Mapping[str, int]) -> str:
     """The same in words; empty if nothing was left out."""
-    return ", ".join(f"{count} {LEFT_OUT[reason][0]}" for reason, count in counts.items() if count)
+    return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 
 def check_going(tally: Tally, patience: int, rounds: int) -> None:
@@ -111,8 +121,8 @@ def _nobody_counted(tally: Tally) -> UserError:
     counts = left_out(tally)
     main = max(counts, key=lambda reason: counts[reason])
     return UserError(
-        f"no client counted in {tally.rounds} rounds, so nothing was learned: {tell_left_out(counts)}. "
-        f"To mend it, {LEFT_OUT[main][1]}."
+        f"no client counted in {counted(tally.rounds, 'round')}, so nothing was learned: {tell_left_out(counts)}. "
+        f"To mend it, {LEFT_OUT[main][2]}."
     )
 
 

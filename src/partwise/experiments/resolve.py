@@ -25,7 +25,7 @@ from partwise.tasks import (
     load_task,
     with_preset,
 )
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
 MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
 
@@ -171,8 +171,8 @@ def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
     if config.rounds < done:
         larger = "" if fixed else ", or give a larger one"
         raise UserError(
-            f"the run in '{folder.path}' already has {done} rounds; it cannot go on to {config.rounds}. Leave "
-            f"the number out to end it as it was begun ({saved.rounds} rounds){larger}"
+            f"the run in '{folder.path}' already has {counted(done, 'round')}; it cannot go on to {config.rounds}. "
+            f"Leave the number out to end it as it was begun ({counted(saved.rounds, 'round')}){larger}"
         )
     if config.rounds != saved.rounds and fixed:
         raise UserError(

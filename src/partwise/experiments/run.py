@@ -98,6 +98,7 @@ def train(
     progress: Progress = silent,
     changes: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
+    began: float | None = None,
     **settings: Any,
 ) -> Run:
     """Train a task (by name, or one of your own; by default `planted`) and evaluate it on its test clients.
@@ -107,28 +108,29 @@ def train(
 
     `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
     are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
-    run stopped.
+    run stopped. `began` is the `time.perf_counter()` from which the seconds in all count (default: this call).
     """
+    began = time.perf_counter() if began is None else began
     use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     progress(saying("loading the data"))
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
-        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), None, progress)
+        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), None, progress, began)
     folder = Folder(out)
     if resume:
         check_resumable(folder)
     with folder.held():
         if resume:
             changes = {**(recorded or {}), **changes}
-            return _train(*resumed(folder, task, data, changes, preset), folder, progress)
+            return _train(*resumed(folder, task, data, changes, preset), folder, progress, began)
         folder.check_free()
-        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), folder, progress)
+        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), folder, progress, began)
 
 
-def _train(task: Task, config: Config, folder: Folder | None, progress: Progress) -> Run:
-    began, compiling = time.perf_counter(), compile_seconds()
+def _train(task: Task, config: Config, folder: Folder | None, progress: Progress, began: float) -> Run:
+    compiling = compile_seconds()
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
@@ -146,12 +148,13 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     ) | {"judged": judged(task, prepared, config)}
     summary = summarize_run(task, prepared, config, recorder.tally, test) | {
         "lanes": simulation.lanes,
-        "seconds_total": time.perf_counter() - began,
         "seconds_compile": compile_seconds() - compiling,
     }
     if folder:
-        folder.save_summary(summary)
         _draw(folder, recorder.tally, summary)
+    summary["seconds_total"] = time.perf_counter() - began
+    if folder:
+        folder.save_summary(summary)
     if summary["not_finite"]:
         warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=3)
     return Run(config, task, params, summary, recorder)
