@@ -174,7 +174,7 @@ def test_the_bar_shows_the_whole_total_on_a_narrow_terminal(monkeypatch):
     monkeypatch.setattr(progress, "err", console)
     with progress._bar() as bar:
         show = progress._on_bar(bar, "movielens", 0.0)
-        show(Status(123456, 654321, 0.1234, {"rmse": 0.9876}))
+        show(Status(123456, 654321, 0.1234, {"rmse": 0.9876, "over_clients": {"rmse": {}}}))
         bar.refresh()
     assert "123456/654321" in screen.getvalue()
     assert "validation rmse 0.9876" in screen.getvalue()

@@ -12,8 +12,7 @@ import time
 import pytest
 from rich.console import Console
 
-from partwise.cli import main, show
-from partwise.cli.progress import process_start
+from partwise.cli import main, progress, show
 from partwise.experiments import run as runs
 from partwise.experiments.checks import LEFT_OUT, tell_left_out
 from partwise.types import counted
@@ -50,13 +49,20 @@ def test_a_command_counts_from_the_start_of_its_process():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
-    assert process_start() <= time.perf_counter()
+    assert progress.process_start() <= time.perf_counter()
 
 
 def test_losses_and_metrics_say_whose_they_are(small, capsys, tmp_path):
     assert main(["train", *small, "--out", str(tmp_path / "run")]) == 0
     line = capsys.readouterr().err
     assert re.search(r"round 4 of 4, training loss \d+\.\d{4}, validation rmse \d+\.\d{4} \(", line)
+
+
+def test_a_model_without_metrics_is_judged_by_its_loss():
+    only = {"loss": 0.5, "clients": 7, "over_clients": {"loss": {}}}
+    assert progress._metric(only) == "validation loss 0.5000"
+    assert progress._metric({"kappa": 2.0}) == "kappa 2.0000"
+    assert progress._metric({"auc": None, "over_clients": {"auc": {}}}) == "validation auc undefined"
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,11 @@ def _say(title: str, note: str) -> None:
 
 
 def _metric(evaluation: Any) -> str:
-    """The first metric of the validation clients that is not the loss."""
+    """The first metric of the model on the validation clients (without any, the loss); or the first number that is
+    told of something else."""
     if not evaluation:
         return ""
-    name = next((name for name in evaluation if name != "loss"), "loss")
+    judged = evaluation.get("over_clients")
+    name = next((name for name in judged or evaluation if name != "loss"), "loss")
     value = "undefined" if evaluation[name] is None else f"{evaluation[name]:.4f}"
-    return f"validation {name} {value}"
+    return f"{'validation ' if judged else ''}{name} {value}"

@@ -12,7 +12,7 @@ from rich.table import Table
 from partwise.types import counted
 
 # What users name (paths, ids, columns) is shown as it is: nothing in it is markup, an emoji or a number to paint.
-AS_IT_IS = {"markup": False, "emoji": False, "highlight": False}
+AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 err = Console(stderr=True, **AS_IT_IS)
 out = Console(**AS_IT_IS)
 SHOWN = 6  # numbers of a vector

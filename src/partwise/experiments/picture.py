@@ -8,33 +8,78 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from partwise.checkpoint import write_file
 
-INK, QUIET = "#1f4e79", "#8a8a8a"
+INK, QUIET, RED = "#1f4e79", "#8a8a8a", "#b03a2e"
+FEW = 20  # rounds that are drawn as dots too
 QUICK = "quick check of the machinery, not the reproduction"
 
 
 def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
     """Training loss by round, and the main metric of the validation clients."""
-    evaluated = [record for record in records if record["evaluation"]]
-    metric = next(iter(set(summary["best"]) & set(summary["test"])), None) or _first_metric(summary["test"])
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.plot([r["round"] for r in records], [r["train"]["loss"] for r in records], color=INK, linewidth=0.8)
-    left.set(xlabel="round", ylabel="training loss", yscale="log")
-    rounds, values = [r["round"] for r in evaluated], [_plotted(r["evaluation"][metric]) for r in evaluated]
-    right.plot(rounds, values, color=INK, marker="o", markersize=3, label="validation clients")
-    if summary["test"][metric] is not None:
-        right.axhline(summary["test"][metric], color=QUIET, linewidth=0.8, label="test clients, at the end")
-    if metric in summary["best"]:
-        best = summary["best"][metric]
-        right.axhline(best, color="#b03a2e", linestyle="--", label="best reachable on test clients")
-    right.set(xlabel="round", ylabel=metric)
-    right.legend(frameon=False, fontsize=8)
+    _draw_training(left, records)
+    _draw_validation(right, [record for record in records if record["evaluation"]], summary)
+    for axes in (left, right):
+        _mark_rounds(axes, max((record["round"] for record in records), default=1))
     figure.suptitle(f"{summary['algorithm']} on {summary['task']}, seed {summary['seed']}", fontsize=10)
     save_picture(path, figure)
+
+
+def _draw_training(axes: Axes, records: Sequence[Mapping[str, Any]]) -> None:
+    """On a logarithmic scale, where losses have logarithms and are far apart."""
+    losses = [_plotted(record["train"]["loss"]) for record in records]
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    axes.plot([r["round"] for r in records], losses, color=INK, linewidth=0.8, **_dots(losses))
+    axes.set_ylabel("training loss")
+    if not finite:
+        _say_nothing(axes, "no training loss that is a finite number")
+    elif 0 < 10 * min(finite) < max(finite):
+        axes.set_yscale("log")
+
+
+def _draw_validation(axes: Axes, evaluated: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
+    metric = next((name for name in summary["best"] if name in summary["test"]), main_metric(summary["test"]))
+    values = [_plotted(record["evaluation"][metric]) for record in evaluated]
+    axes.set_ylabel(f"validation {metric}")
+    if any(map(math.isfinite, values)):
+        rounds = [record["round"] for record in evaluated]
+        axes.plot(rounds, values, color=INK, marker="o", markersize=3, label="validation clients")
+    lines: tuple[tuple[float | None, str, dict[str, Any]], ...] = (
+        (summary["test"][metric], "test clients, at the end", {"color": QUIET, "linewidth": 0.8}),
+        (summary["best"].get(metric), "best reachable on test clients", {"color": RED, "linestyle": "--"}),
+    )
+    for value, label, style in lines:
+        if math.isfinite(_plotted(value)):
+            axes.axhline(_plotted(value), label=label, **style)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=8)
+    else:
+        _say_nothing(axes, f"{metric} has no value that is a finite number")
+
+
+def _dots(values: Sequence[float]) -> dict[str, Any]:
+    """A few values are also dots: a line needs two."""
+    return {"marker": "o", "markersize": 3} if len(values) <= FEW else {}
+
+
+def _say_nothing(axes: Axes, text: str) -> None:
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=8, color=QUIET)
+    axes.set_yticks([])
+
+
+def _mark_rounds(axes: Axes, last: int) -> None:
+    """Rounds are whole numbers, and all of the run has room."""
+    axes.set(xlabel="round", xlim=(min(0.5, 1 - 0.03 * last), last + max(0.5, 0.03 * last)))
+    if last <= FEW // 2:
+        axes.set_xticks(range(1, last + 1))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
 
 
 def _plotted(value: float | None) -> float:
@@ -42,14 +87,15 @@ def _plotted(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _first_metric(test: Mapping[str, Any]) -> str:
-    return next(name for name in test if name != "loss")
+def main_metric(evaluation: Mapping[str, Any]) -> str:
+    """The first metric of the model; without any, the loss."""
+    return next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
 
 
 def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
     """A PNG, whole or not at all; a quick one says so."""
     if quick:
-        figure.suptitle(QUICK, fontsize=10, color="#b03a2e")
+        figure.suptitle(QUICK, fontsize=10, color=RED)
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=130)
     write_file(path, data.getvalue())
