@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 # A pytree of arrays. Nested dicts in practice; any pytree with dict-like paths works.
 Params = Any
 
+MOST_NAMES = 30  # that a message lists: all tasks and reproductions, but not all words of a vocabulary
+
 
 class UserError(ValueError):
     """Something the user can mend: the message says what was given, what was expected and what to do.
@@ -53,8 +55,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     close = difflib.get_close_matches(str(name), names, n=count, cutoff=0.5)
     if close:
         return "nearest: " + ", ".join(close)
-    shown = ", ".join(sorted(names)[:12])
-    return f"known: {shown}" + (", ..." if len(names) > 12 else "")
+    shown = ", ".join(sorted(names)[:MOST_NAMES])
+    return f"known: {shown}" + (", ..." if len(names) > MOST_NAMES else "")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from partwise.cli import main
+from partwise.experiments.reproduce import REPRODUCTIONS
+from partwise.tasks import all_tasks
 
 
 def test_unknown_names_come_with_the_nearest(mistake, small):
@@ -28,6 +30,11 @@ def test_unknown_names_come_with_the_nearest(mistake, small):
     assert "value of evaluation_split.kind 'halfs' (nearest: halves" in mistake(
         "train", *small, "--set", "evaluation_split.kind=halfs"
     )
+
+
+def test_a_name_that_is_near_to_none_lists_them_all(mistake):
+    assert all(name in mistake("reproduce", "qqq") for name in REPRODUCTIONS)
+    assert all(name in mistake("train", "qqq") for name in all_tasks())
 
 
 def test_values_of_the_wrong_kind(mistake, small, tmp_path):
