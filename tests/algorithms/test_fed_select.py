@@ -10,7 +10,7 @@ import pytest
 
 from partwise import server
 from partwise.aggregation.mean import mean, uniform
-from partwise.algorithms.base import init_params
+from partwise.algorithms.base import choices, init_params
 from partwise.algorithms.device import Device
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_select import fed_select
@@ -329,14 +329,19 @@ def test_staged_and_cut_equals_resident(store, resident, monkeypatch):
 @pytest.mark.parametrize(
     ("choose", "message"),
     [
-        ({"word": "own"}, "no column names keys of space 'unit'"),
         ({"unit": "random:3", "wrod": "own"}, "unknown key space 'wrod'.*nearest: word"),
-        ({"unit": "own"}, "no column names keys"),
+        ({"unit": "own"}, "no column names keys of space 'unit'"),
     ],
 )
 def test_choices_that_do_not_fit_are_refused(choose, message):
     with pytest.raises(UserError, match=message):
         make(choose)(RATES)
+
+
+def test_where_nothing_is_said_a_client_has_all_that_could_matter(sparse_parts):
+    """Its own rows where its examples are about those alone; else, under a softmax over all words, all."""
+    assert {each.name for each in make({})(RATES).choose.values()} == {"all"}
+    assert choices(sparse_parts)["item"].name == "own"
 
 
 def test_more_random_keys_than_there_are(store):
