@@ -151,7 +151,7 @@ def test_whole_numbers_that_do_not_fit_are_refused_before_training(mistake, tmp_
 
 
 def test_large_times_are_only_sorted_by(tmp_path):
-    lines = [f"{user},{item},3,{1_700_000_000_000 + item}" for user in range(10) for item in range(4)]
+    lines = [f"{user},{item},3,{1_700_000_000_000 + item}" for user in range(20) for item in range(5)]
     (tmp_path / "t.csv").write_text("user,item,rating,when\n" + "\n".join(lines) + "\n")
     arguments = [
         "train",
