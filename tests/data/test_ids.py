@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -166,6 +167,13 @@ def test_looking_up_is_comparing_texts(texts):
     expected = [known.index(text) if text in known else -1 for text in wanted.tolist()]
     assert look_up(vocabulary, wanted).tolist() == expected
     assert look_up(vocabulary, vocabulary).tolist() == list(range(len(known)))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, pa.array, tuple, iter])
+def test_ids_may_come_in_any_sequence(kind):
+    assert ClientStore.from_arrays(
+        kind([7, 3]), ids=["item"], item=kind([5, 4]), x=[1, 2]
+    ).client_ids.tolist() == [3, 7]
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64])

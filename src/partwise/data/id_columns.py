@@ -74,6 +74,8 @@ def to_ids(name: str, values: Any, first_row: int = 0, width: int | None = None)
     """A column of ids from an array, a list or a list of lists; `width` is the room for the ids of a list."""
     if isinstance(values, Ids):
         return values
+    if hasattr(values, "__array__"):  # of numpy, JAX, pandas, Arrow
+        values = np.asarray(values)
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
         if values.ndim not in (1, 2):
             raise UserError(
