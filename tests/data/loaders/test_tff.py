@@ -275,3 +275,17 @@ def test_the_extra_is_named_where_it_is_not_installed(database, tmp_path, write_
         next(tff.read_clients(path))
     with pytest.raises(UserError, match=r"need protobuf .*pip install partwise\[tff\]"):
         next(tff.read_clients(database, "train"))
+
+
+def test_a_heap_that_would_never_end_is_refused(tmp_path, write_hdf5):
+    """The HDF5 library itself reads on for ever."""
+    texts = [f"a text of its own, number {k}".encode() for k in range(300)]
+    file = write_hdf5(tmp_path / "train.h5", {"7": {"tokens": texts}})
+    assert len(dict(tff.read_clients(file))["7"]["tokens"]) == 300
+    data = bytearray(file.read_bytes())
+    heap = data.index(b"GCOL")
+    data[heap + 16 : heap + 18] = bytes(2)  # the first object's number: free space
+    data[heap + 24 : heap + 32] = bytes(8)  # and its size
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"train\.h5 cannot be read .*an object of 0 bytes in the heap"):
+        list(tff.read_clients(file))

@@ -23,6 +23,7 @@ from typing import IO, Any, cast
 import numpy as np
 
 from partwise.data.loaders.example_proto import Decoder, import_tff
+from partwise.data.loaders.hdf5_heap import check_heaps
 from partwise.data.reading import check_growth, limited, reading, regular
 from partwise.types import UserError, nearest, unknown
 
@@ -213,6 +214,8 @@ def _text(client: Any, path: Path) -> str:
 
 def _read_hdf5(path: Path, features: Sequence[str] | None) -> Iterator[tuple[str, Features]]:
     h5py = import_tff("h5py")
+    with reading(path, DOWNLOAD):
+        check_heaps(path)
     with reading(path, DOWNLOAD), h5py.File(path, "r") as file:
         if not isinstance(file.get("examples"), h5py.Group):
             raise UserError(
