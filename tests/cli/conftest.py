@@ -48,8 +48,10 @@ def mistake(capsys) -> Callable[..., str]:
     def run(*arguments: str) -> str:
         capsys.readouterr()
         assert main(list(arguments)) == 2
-        text = capsys.readouterr().err.strip()
-        assert text.startswith("partwise: ")
+        progress, sign, text = capsys.readouterr().err.strip().partition("partwise: ")
+        assert sign
+        assert not progress or progress.endswith("\n")  # what was told before, in lines of its own
+        text = sign + text
         assert "Traceback" not in text
         assert "\n\n" not in text
         return " ".join(text.split())

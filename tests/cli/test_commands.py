@@ -152,7 +152,7 @@ def test_where_there_is_no_terminal_every_evaluation_is_a_line(small, capsys, tm
     arguments = ["train", *small, "--set", "simulation.evaluate_every=2"]
     assert main([*arguments, "--out", str(tmp_path / "a")]) == 0
     captured = capsys.readouterr()
-    assert [line.split(",")[0] for line in captured.err.splitlines()] == [
+    assert [line.split(",")[0] for line in captured.err.splitlines() if "round" in line] == [
         "planted: round 2 of 4",
         "planted: round 4 of 4",
     ]

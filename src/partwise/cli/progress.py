@@ -66,7 +66,9 @@ def _on_bar(bar: Progress, title: str, began: float) -> Show:
 
     def show(status: Any) -> None:
         if status.note:
-            _say(title, status.note)
+            bar.update(job, metric=status.note)
+            if status.note.endswith("."):  # a sentence, to be read later too
+                _say(title, status.note)
             return
         last["evaluation"] = _metric(status.evaluation) or last["evaluation"]
         wide = err.width >= NARROW or not last["evaluation"]
@@ -88,7 +90,8 @@ def _as_lines(title: str, began: float) -> Show:
 
     def show(status: Any) -> None:
         if status.note:
-            _say(title, status.note)
+            if status.note != "loading":  # most mistakes are found then, and are told alone
+                _say(title, status.note)
             return
         if status.evaluation is None and not (status.part and status.round == status.rounds):
             return

@@ -113,7 +113,7 @@ def train(
     began = time.perf_counter() if began is None else began
     use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
-    progress(saying("loading the data"))
+    progress(saying("loading"))
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
@@ -134,7 +134,8 @@ def _train(task: Task, config: Config, folder: Folder | None, progress: Progress
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
-    for note in (*task.notes, "compiling, and measuring how many clients run best side by side"):
+    clients = f"{prepared.store.num_clients:,} training clients"
+    for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
         progress(saying(note))
     simulation = make_simulation(prepared, config, _lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
