@@ -24,7 +24,7 @@ PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "cons
 # that rates and pull suit any scale; users are solved in closed form towards a learned default, which is right for
 # one rating and for a thousand.
 DEFAULTS = {
-    "rounds": 500,
+    "rounds": 1000,
     "cohort.size": 100,
     "split.kind": "none",
     "reconstruct.method": "solve",
