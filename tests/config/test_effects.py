@@ -68,8 +68,6 @@ def refused(task, **changes) -> str:
         ("server.cap", 5.0, {}, "server.mean = cohort has no factors to bound"),
         ("server.rate", 5.0, {"algorithm": "central"}, "central has no server step"),
         ("cohort.size", 5, {"algorithm": "central"}, "central has all examples in one place"),
-        ("simulation.lanes", 2, {"simulation.backend": "plain"}, "client after client"),
-        ("simulation.rounds_per_call", 2, {"simulation.backend": "plain"}, "client after client"),
     ],
 )
 def test_what_nothing_reads_is_refused(ratings, key, value, others, says):

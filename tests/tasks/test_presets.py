@@ -25,7 +25,8 @@ def test_it_is_recorded_as_what_it_says(paper_run):
     written = read_toml(paper_run[0] / "config.toml")
     preset = find_task("movielens").presets[PAPER]
     changed = {"rounds", "cohort.size"}
-    plain = {key: v for key, v in preset.items() if not isinstance(v, dict) and key not in changed}
+    own = {**preset, **preset["fed_recon"]}
+    plain = {key: v for key, v in own.items() if not isinstance(v, dict) and key not in changed}
     assert {key: written[key] for key in plain} == plain
     assert "preset" not in written
 

@@ -46,7 +46,7 @@ def test_tweets_keep_the_contract(tmp_path):
     task = load_task("sentiment", str(tmp_path), **SMALL)
     check_task(task)
     assert task.seen
-    assert task.train.counts.tolist() == [32, 33, 33, 33]  # more than 40, of which 80 % train
+    assert task.train.counts.tolist() == [28, 29, 29, 29]  # more than 40, of which 70 % train
     assert task.defaults["cohort.size"] == 2
     with pytest.raises(UserError, match=r"none of the 4 users .* has 99 texts; the largest has 42"):
         load_task("sentiment", str(tmp_path), min_texts=99)
@@ -77,7 +77,7 @@ def test_places_without_texts_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a.json has no text: give a file"):
         load_task("sentiment", str(tmp_path / "a.json"))
     (tmp_path / "c.csv").write_text(tweets(2, 5))
-    with pytest.raises(UserError, match="dim is 0 and units 100"):
+    with pytest.raises(UserError, match="'data.dim' must be between 1 and"):
         load_task("sentiment", str(tmp_path / "c.csv"), min_texts=5, dim=0)
 
 

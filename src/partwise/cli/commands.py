@@ -37,6 +37,7 @@ def train(options: Options) -> Result:
             resume=options.resume,
             preset=options.preset,
             progress=progress,
+            told=progress,
             changes=changes,
             recorded=recorded,
             began=options.began,

@@ -35,7 +35,7 @@ def process_start() -> float:
 
 @contextmanager
 def show_progress(options: argparse.Namespace, title: str) -> Iterator[Show]:
-    """A function that shows a `Status`; nothing with --json or --quiet."""
+    """A function that shows a `Status`, or words about what goes on; nothing with --json or --quiet."""
     if options.json or options.quiet:
         yield lambda status: None
     elif err.is_terminal:
@@ -65,10 +65,10 @@ def _on_bar(bar: Progress, title: str, began: float) -> Show:
     last = {"evaluation": ""}
 
     def show(status: Any) -> None:
-        if status.note:
-            bar.update(job, metric=status.note)
-            if status.note.endswith("."):  # a sentence, to be read later too
-                _say(title, status.note)
+        if isinstance(status, str):
+            bar.update(job, metric=status)
+            if status.endswith("."):  # a sentence, to be read later too
+                _say(title, status)
             return
         last["evaluation"] = _metric(status.evaluation) or last["evaluation"]
         wide = err.width >= NARROW or not last["evaluation"]
@@ -89,9 +89,9 @@ def _as_lines(title: str, began: float) -> Show:
     """A line at every evaluation, and where there is none at the end of every training of several."""
 
     def show(status: Any) -> None:
-        if status.note:
-            if status.note != "loading":  # most mistakes are found then, and are told alone
-                _say(title, status.note)
+        if isinstance(status, str):
+            if status != "loading":  # most mistakes are found then, and are told alone
+                _say(title, status)
             return
         if status.evaluation is None and not (status.part and status.round == status.rounds):
             return

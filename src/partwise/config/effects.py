@@ -2,7 +2,8 @@
 
 The table below is the only place that knows. A rule is a pattern of keys and a function that says in words why they
 are not read, or nothing if they are. Settings of a task, and those of a recorded run, are not written by anybody:
-they say everything, whether it is read or not.
+they say everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another backend is
+tried on a command line that is otherwise the same.
 """
 
 from __future__ import annotations
@@ -158,16 +159,6 @@ RULES: tuple[Rule, ...] = (
     ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
-    *(
-        (
-            key,
-            _of(
-                lambda c: c.simulation.backend == "plain",
-                "simulation.backend = plain runs client after client",
-            ),
-        )
-        for key in ("simulation.lanes", "simulation.rounds_per_call")
-    ),
 )
 JUDGING = (
     "reconstruct.*",

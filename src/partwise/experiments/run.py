@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
 import warnings
@@ -48,7 +47,6 @@ class Status(NamedTuple):
     loss: float
     evaluation: Mapping[str, Any] | None
     part: str = ""  # which of several trainings
-    note: str = ""  # what goes on before the first round, or what else is to be said
 
 
 Progress = Callable[[Status], None]
@@ -58,9 +56,8 @@ def silent(status: Status) -> None:
     """Show no progress."""
 
 
-def saying(note: str) -> Status:
-    """A status that is a sentence."""
-    return Status(0, 0, math.nan, None, note=note)
+def untold(text: str) -> None:
+    """Tell nothing."""
 
 
 class Run(NamedTuple):
@@ -96,6 +93,7 @@ def train(
     resume: bool = False,
     preset: str | None = None,
     progress: Progress = silent,
+    told: Callable[[str], None] = untold,
     changes: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
     began: float | None = None,
@@ -104,7 +102,8 @@ def train(
     """Train a task (by name, or one of your own; by default `planted`) and evaluate it on its test clients.
 
     `preset` takes other settings of the task in place of its defaults, such as those of its "paper"; `recorded` are
-    all settings of another run (its config.toml as dotted keys), on which `changes` are made.
+    all settings of another run (its config.toml as dotted keys), on which `changes` are made. `told` hears in words
+    what goes on before the first round.
 
     `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
     are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
@@ -113,30 +112,39 @@ def train(
     began = time.perf_counter() if began is None else began
     use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
-    progress(saying("loading"))
+    told("loading")
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
-        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), None, progress, began)
+        begun = resolve(task or DEFAULT, data, changes, preset, recorded)
+        return _train(*begun, None, progress, told, began)
     folder = Folder(out)
     if resume:
         check_resumable(folder)
     with folder.held():
         if resume:
-            changes = {**(recorded or {}), **changes}
-            return _train(*resumed(folder, task, data, changes, preset), folder, progress, began)
-        folder.check_free()
-        return _train(*resolve(task or DEFAULT, data, changes, preset, recorded), folder, progress, began)
+            begun = resumed(folder, task, data, {**(recorded or {}), **changes}, preset)
+        else:
+            folder.check_free()
+            begun = resolve(task or DEFAULT, data, changes, preset, recorded)
+        return _train(*begun, folder, progress, told, began)
 
 
-def _train(task: Task, config: Config, folder: Folder | None, progress: Progress, began: float) -> Run:
+def _train(
+    task: Task,
+    config: Config,
+    folder: Folder | None,
+    progress: Progress,
+    told: Callable[[str], None],
+    began: float,
+) -> Run:
     compiling = compile_seconds()
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
     clients = f"{prepared.store.num_clients:,} training clients"
     for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
-        progress(saying(note))
+        told(note)
     simulation = make_simulation(prepared, config, _lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config, simulation) as recorder:
