@@ -77,7 +77,7 @@ def test_places_without_texts_are_named(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"a.json has no text: give a file"):
         load_task("sentiment", str(tmp_path / "a.json"))
     (tmp_path / "c.csv").write_text(tweets(2, 5))
-    with pytest.raises(UserError, match="'data.dim' must be between 1 and"):
+    with pytest.raises(UserError, match=r"'data\.dim' must be between 1 and"):
         load_task("sentiment", str(tmp_path / "c.csv"), min_texts=5, dim=0)
 
 
