@@ -2,8 +2,8 @@
 
 The table below is the only place that knows. A rule is a pattern of keys and a function that says in words why they
 are not read, or nothing if they are. Settings of a task, and those of a recorded run, are not written by anybody:
-they say everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another backend
-is tried on a command line that is otherwise the same.
+they say everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another
+backend is tried on a command line that is otherwise the same.
 """
 
 from __future__ import annotations
