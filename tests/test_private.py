@@ -44,7 +44,6 @@ SETTINGS = {
     "simulation.checkpoint_every": 1,
     "split.batch_size": 2,
     "update.rate": 0.1,
-    "reconstruct.epochs": 1,
 }
 NUMBER = re.compile(rb"(\d+)\.(\d+)(?:[eE]([+-]?\d+))?")
 WRITTEN = {".toml", ".json", ".jsonl", ".safetensors", ".png"}  # none of them packed, and a curve of metrics
@@ -214,7 +213,8 @@ def test_values_that_were_planted_stay(watch, spy, backend, tmp_path, capfd):
 @pytest.mark.parametrize("role", ROLES)
 def test_values_that_were_trained_stay(watch, spy, role, tmp_path):
     """Of a learned default and of a twin's shared leaf the server knows the start, and no more."""
-    settings = {"simulation.backend": "plain", "reconstruct.rate": 0.1 * SCALE**2, "data.role": role}
+    settings = {"simulation.backend": "plain", "reconstruct.rate": 0.1 * SCALE**2, "reconstruct.epochs": 1}
+    settings |= {"data.role": role}
     given_away = watch("secret", settings)
     assert len(spy.secrets()) > 2 * 3  # of every client in every round at least one
     check_nothing_is_found(given_away, spy.secrets())
