@@ -19,7 +19,7 @@ from partwise.data.arrow import to_texts
 from partwise.data.checks import check_known
 from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders.locate import data_root, held_by
-from partwise.data.reading import guarded, reading
+from partwise.data.reading import reading
 from partwise.data.text import plain_text, sentences, tokens
 from partwise.types import UserError
 
@@ -80,13 +80,15 @@ def load(
 
     def read(counts: Counter[str]) -> Iterator[Text]:
         for file in files:
-            for row in _rows(file, POST, site):
-                yield from _post(row, question_tags if answer_tags else None, counts)
+            with reading(file):
+                for row in _rows(file, POST, site):
+                    yield from _post(row, question_tags if answer_tags else None, counts)
         for file in beside:
-            for row in _rows(file, COMMENT, site):
-                yield from _comment(row, counts)
+            with reading(file):
+                for row in _rows(file, COMMENT, site):
+                    yield from _comment(row, counts)
 
-    return Corpus(f"Stack Exchange {', '.join(map(str, files))}", guarded(files[0].parent, read))
+    return Corpus(f"Stack Exchange {', '.join(map(str, files))}", read)
 
 
 def _post(row: Row, question_tags: Tags | None, counts: Counter[str]) -> Iterator[Text]:
