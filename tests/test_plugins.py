@@ -78,7 +78,7 @@ def test_tasks_and_algorithms_of_an_installed_package_work_by_name(package):
     trained, evaluated, personalized, predicted, settings = told
     assert (trained["task"], trained["algorithm"], trained["rounds"]) == ("mine", "my_algorithm", 2)
     assert evaluated["rmse"] == pytest.approx(trained["test"]["rmse"], rel=1e-6)
-    assert personalized["leaves"] == {"user": [3]}
+    assert personalized["leaves"] == {"user": [3], "user_bias": []}
     assert len(predicted["predictions"]) == 3
     assert {line["key"]: line["value"] for line in settings["settings"]}["cohort.size"] == 4
     assert "of the installed package my-package" in " ".join(done.stderr.split())

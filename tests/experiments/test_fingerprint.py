@@ -16,8 +16,14 @@ from partwise.experiments.study import PARTS, once
 from partwise.tasks import load_task, ratings_task
 from partwise.types import RunWarning, UserError
 
-SETTINGS = {"rounds": 2, "cohort.size": 4, "simulation.lanes": 2, "data.dim": 2, "reconstruct.rate": 0.01}
-SETTINGS |= {"update.rate": 0.01}
+SETTINGS = {
+    "rounds": 2,
+    "cohort.size": 4,
+    "simulation.lanes": 2,
+    "data.dim": 2,
+    "server.schedule": "constant",
+}
+SETTINGS |= {"server.schedule": "constant"}
 
 
 def table(changes=()):

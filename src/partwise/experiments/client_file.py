@@ -12,7 +12,7 @@ from partwise.data.ids import look_up, typed
 from partwise.data.reading import naming
 from partwise.data.store import ClientStore, group_rows
 from partwise.data.table import column_names, read_table
-from partwise.types import UserError, unknown
+from partwise.types import UserError, counted, unknown
 
 NOBODY = 0  # the id of a client of which nothing is known
 
@@ -71,7 +71,8 @@ def read_client_file(
         keep &= ~missing
         rows[name] = found.astype(np.int32)
     if not keep.any():
-        raise UserError(f"'{path}': none of its {owner.rows.sum()} rows names anything that the model knows")
+        rows_there = counted(int(owner.rows.sum()), "row")
+        raise UserError(f"'{path}': of its {rows_there} none names anything that the model knows")
     mine = {name: values[keep] for name, values in rows.items()}
     store = group_rows([owner.client_id] * int(keep.sum()), mine, (), {"source": str(path)})
     return ClientFile(store, np.flatnonzero(keep), strange)

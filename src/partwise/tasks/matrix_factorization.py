@@ -43,20 +43,25 @@ def matrix_factorization(
             }
         return params
 
-    def predict(params: dict, batch: Batch, rng: jax.Array) -> jax.Array:
+    def found(params: dict, batch: Batch) -> jax.Array:
+        """In units of the spread."""
         own = (lambda leaf: leaf) if num_users is None else (lambda leaf: leaf[batch["user"]])
-        found = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
-        if biases:
-            found += params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
-        return center + spread * found
+        product = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
+        if not biases:
+            return product
+        return product + params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
 
     error = lambda outputs, batch: squared_error(outputs, batch, target)
     return Model(
         init,
-        predict,
+        lambda params, batch, rng: center + spread * found(params, batch),
         lambda outputs, batch: error(outputs, batch) / spread**2,
         metrics={
             "rmse": Metric(error, math.sqrt),
             "accuracy": Metric(lambda o, b: jnp.abs(o - b[target]) <= 0.5, higher_is_better=True),
         },
+        # the same in the units that are learned, where ratings far from zero are not rounded
+        train_loss=lambda params, batch, rng: jnp.square(
+            found(params, batch) - (batch[target] - center) / spread
+        ),
     )
