@@ -49,7 +49,9 @@ def check_algorithm(
     for number in lanes or (1, cohort):
         compiled = Simulation(build, rates, store, recruiting, seed=1, lanes=number, rounds_per_call=1)
         records = [record for call in compiled.run(rounds) for record in call]
-        assert compiled._rounds._cache_size() == 1, "the second call compiled again"
+        assert compiled._rounds._cache_size() <= 1, (
+            "the second call compiled again"
+        )  # 0: made room for others
         assert [r.clients for r in records] == [r.clients for r in expected]
         assert [r.serving for r in records] == [r.serving for r in expected], "costs of serving differ"
         _assert_close(compiled.state.params, plain.state.params, tol)
