@@ -103,7 +103,7 @@ def test_other_clients_need_no_other_program_if_they_were_named(store):
     first(params)
     expected = Evaluator(reconstructing, {}, store, seed=SEED)(params)["auc"]
     assert first.of(store)(params)["auc"] == pytest.approx(expected, abs=1e-3)
-    assert first._program._cache_size() == 1
+    assert first._program._cache_size() <= 1
     unnamed = Evaluator(reconstructing, {}, small, seed=SEED)
     assert unnamed.of(store)(params)["auc"] == pytest.approx(expected, abs=1e-3)
 
