@@ -35,7 +35,7 @@ def test_closed_form_with_our_options_is_better_than_the_papers_best():
 
 
 def test_fed_avg_learns_seen_users():
-    run = train("movielens-seen", algorithm="fed_avg", rounds=500)
+    run = train("movielens-seen", preset="paper", algorithm="fed_avg", rounds=500)
     assert run.test["rmse"] < 0.939 * 1.02
     assert run.test["accuracy"] > 0.415 - 0.01
 
