@@ -23,9 +23,6 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.testing import check_algorithm
 
 pytestmark = pytest.mark.usefixtures("quick_programs")
-needs_data = pytest.mark.skipif(
-    "not __import__('os').environ.get('PARTWISE_DATA')", reason="PARTWISE_DATA is not set"
-)
 
 PLANTED = {
     "data.num_clients": 40,

@@ -109,7 +109,7 @@ def _as_lines(title: str, began: float) -> Show:
 
 def _say(title: str, note: str) -> None:
     """What goes on, in a line of its own (above the bar, if there is one)."""
-    err.print(f"{title}: {note}", highlight=False, markup=False, soft_wrap=True)
+    say(f"{title}: {note}", err)
 
 
 def _metric(evaluation: Any) -> str:

@@ -57,10 +57,11 @@ def _train(
     task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: Progress
 ) -> dict[str, list[float]]:
     """The values of every metric, one for each seed; a training that diverges is an error."""
-    simulation = make_simulation(prepare(task, config), config)
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
     if not isinstance(simulation, Simulation):
         raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
-    evaluate = make_evaluator(prepare(task, config), config, task.test)
+    evaluate = make_evaluator(prepared, config, task.test)
     judges = {k: judge(task, config, store, k) for k, store in rich.items()}
     found: dict[str, list[float]] = {}
     for seed in seeds:

@@ -43,9 +43,9 @@ def _part(store: ClientStore, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "clients": store.num_clients,
         "examples": store.num_examples,
-        "ids": _digest([store.client_ids]),
-        "sizes": _digest([store.counts]),
-        "vocabularies": {name: _digest([ids]) for name, ids in store.vocabularies.items()},
+        "ids": _digest(store.client_ids),
+        "sizes": _digest(store.counts),
+        "vocabularies": {name: _digest(ids) for name, ids in store.vocabularies.items()},
         "columns": _columns(store.select(there)) if there else {},
     }
 
@@ -65,11 +65,9 @@ def _columns(store: ClientStore) -> dict[str, str]:
     return {name: total.hexdigest()[:LETTERS] for name, total in totals.items()}
 
 
-def _digest(arrays: Sequence[np.ndarray]) -> str:
-    total = hashlib.sha256()
-    for array in arrays:
-        total.update(f"{array.dtype.str}{array.shape}".encode())
-        total.update(_bytes(array))
+def _digest(array: np.ndarray) -> str:
+    total = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    total.update(_bytes(array))
     return total.hexdigest()[:LETTERS]
 
 
