@@ -92,6 +92,12 @@ def test_values_out_of_range(mistake, tmp_path, monkeypatch, arguments, says):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_table_without_a_task_is_sent_to_the_right_one(mistake, tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("user,item,rating\n1,2,3\n")
+    assert f"partwise train ratings --data {table}" in mistake("train", "--data", str(table))
+
+
 def test_every_client_broken_is_a_mistake(mistake, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = mistake("train", *small, "--set", "update.rate=1e30")

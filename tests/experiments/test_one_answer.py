@@ -3,6 +3,8 @@ compiled rounds what the plain loop does, for every task and whatever keys clien
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,6 +72,15 @@ SLOW = [
     ("writers", DRAWN | {"select.filter": "random:50"}),
     ("writers", DRAWN | {"select.filter": "same:50@0.5,10@0.5"}),
 ]
+REAL = [
+    ("movielens", {"data.size": "100k", "select.item": "top:20"}),
+    ("movielens", {"data.size": "100k", "algorithm": "fed_avg"}),
+    ("movielens-liked", {"data.size": "100k"}),
+    ("sentiment", {}),
+    ("clicks", {}),
+    ("tags", {}),
+]
+needs_data = pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")
 
 
 def make(name, changes):
@@ -130,6 +141,13 @@ def test_a_client_alone_gets_what_evaluation_computed(name, changes):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "changes"), SLOW)
 def test_every_task_and_every_choice_of_keys_has_one_answer(name, changes):
+    check_one_answer(*make(name, changes))
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), REAL)
+def test_real_data_has_one_answer_too(name, changes):
     check_one_answer(*make(name, changes))
 
 

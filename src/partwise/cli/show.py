@@ -70,7 +70,6 @@ def _metrics(told: Mapping[str, Any]) -> None:
     out.print(table)
     _judged(told["test"]["judged"])
     _undefined(told["test"])
-    warn_not_finite(told["not_finite"], "test")
 
 
 def _judged(how: Mapping[str, str]) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from partwise.client.split import Split, Subset
 from partwise.config.algorithms import prepare
 from partwise.config.evaluation import recon_build
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
+from partwise.experiments.picture import save_picture
 from partwise.experiments.resolve import resolve
 from partwise.experiments.run import Progress, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluate import Evaluator
@@ -44,9 +46,31 @@ def defaults(
         shown = lambda status, name=name: progress(status._replace(part=name))
         found = _train(task, config, seeds, {k: _rich(whole.test, k) for k in known}, shown)
         rows += [_row(name, metric, values) for metric, values in found.items()]
-    rows += [_row("mean rating", f"rmse, {k} known", [_of_mean(whole, k)]) for k in known]
+    rows += [_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
+    _draw(out / "defaults.png", rows, known, quick)
     users = {k: _rich(whole.test, k).num_clients for k in known}
     return {"rows": rows, "users": users}
+
+
+def _known(ratings: int) -> str:
+    """The name of the metric of users with so many known ratings."""
+    return f"rmse, {ratings} known"
+
+
+def _draw(path: Path, rows: Sequence[Mapping[str, Any]], known: Sequence[int], quick: bool) -> None:
+    """RMSE against the number of ratings that are known of a user, a line for every row of the table."""
+    found = {(row["row"], row["metric"]): row for row in rows}
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["row"] for row in rows):
+        values = [found[name, _known(k)] for k in known]
+        ours, spread = ([row[part] for row in values] for part in ("ours", "spread"))
+        axes.errorbar(known, ours, spread, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
+    axes.set(xlabel="ratings known of a user", ylabel="RMSE of the others", xscale="log")
+    axes.set_xticks(known, list(map(str, known)))
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(path, figure, quick)
 
 
 def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +98,7 @@ def _train(
         if not told["rmse"] < 10:
             raise UserError(f"seed {seed} has diverged: the RMSE is {told['rmse']}")
         values = {"rmse": told["rmse"], "accuracy %": 100 * told["accuracy"]}
-        values |= {f"rmse, {k} known": judged(params)["rmse"] for k, judged in judges.items()}
+        values |= {_known(k): judged(params)["rmse"] for k, judged in judges.items()}
         for metric, value in (values | {"ms a round": 1e3 * float(np.median(spent))}).items():
             found.setdefault(metric, []).append(value)
     return found

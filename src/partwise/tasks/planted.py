@@ -11,10 +11,11 @@ import numpy as np
 from partwise.client.split import Split, Subset
 from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
 from partwise.data.planted import oracle
+from partwise.data.reading import is_there
 from partwise.data.store import ClientStore
 from partwise.tasks.base import COUNTS, SEEDS, Task, check_memory, takes_options_of
 from partwise.tasks.ratings import ratings_task
-from partwise.types import Limits
+from partwise.types import Limits, UserError
 
 # Chosen on the validation clients. The pull is what the planted noise and spread of users suggest.
 DEFAULTS = {
@@ -49,6 +50,12 @@ def load(
     **options: Any,
 ) -> Task:
     """Generate in memory; or open `data`, a folder written before by `planted_ratings(out=...)`."""
+    if data and not is_there(Path(data) / "store.json"):
+        raise UserError(
+            f"'{data}' is not a folder of planted ratings (`planted_ratings(out=...)` writes one). The task "
+            f"'planted' generates its own data; to train on a table of your own ratings, use the task 'ratings': "
+            f"partwise train ratings --data {data}"
+        )
     if not data:
         size = 8.0 * num_clients * mean_examples
         check_memory(size, "so many ratings", "lower data.num_clients or data.mean_examples")
