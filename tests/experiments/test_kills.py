@@ -45,24 +45,29 @@ def finish(process: subprocess.Popen) -> None:
     assert process.returncode == 0, err
 
 
-def kill_until_it_ends(out: Path, changes: dict, rng: random.Random, longest: float, most: int) -> int:
-    """Begin it and kill it after up to so many seconds, most so often, beginning or resuming each time; how often
-    it was killed."""
+def recorded(out: Path) -> int:
+    """How many rounds there are in the run's records so far."""
+    file = out / "metrics.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def kill_and_end(out: Path, rng: random.Random, times: int) -> int:
+    """Begin a run and kill it so often, each time a little after it has got to some round (the first time
+    before its first checkpoint), and go on with it; how often it was killed."""
     kills = 0
-    while True:
-        process = start(out, changes, begin=not Folder(out).exists())
-        if kills == most:
-            finish(process)
-            return kills
-        try:
-            process.wait(rng.uniform(0, longest))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            kills += 1
-            continue
-        finish(process)
-        return kills
+    for number in range(times):
+        process = start(out, CHANGES, begin=not Folder(out).exists())
+        last = CHANGES["rounds"] if number else CHANGES["simulation.checkpoint_every"]
+        until = rng.randrange(recorded(out), last) if recorded(out) < last else last
+        while process.poll() is None and recorded(out) < until:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.5))
+        kills += process.poll() is None
+        process.kill()
+        process.communicate()
+    process = start(out, CHANGES, begin=not Folder(out).exists())
+    finish(process)
+    return kills
 
 
 @pytest.fixture
@@ -90,15 +95,12 @@ def uninterrupted(tmp_path):
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path, busy, uninterrupted):
     """With lanes that are chosen by the run that was begun, and may differ from one to the next."""
-    began = time.monotonic()
-    uninterrupted(8)
-    seconds = time.monotonic() - began
     kills, rng = 0, random.Random(SEED)
     for number in range(RUNS):
         out = tmp_path / str(number)
-        kills += kill_until_it_ends(out, CHANGES, rng, seconds, most=3)
+        kills += kill_and_end(out, rng, times=4)
         assert (out / "model.safetensors").read_bytes() == uninterrupted(Folder(out).begun()["lanes"])
         assert len(Folder(out).records()) == CHANGES["rounds"]
         assert not [path for path in out.rglob(".*") if path.is_file()]
     print(f"{kills} kills")
-    assert kills
+    assert kills >= RUNS
