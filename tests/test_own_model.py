@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import partwise as pw
-from partwise import server
-from partwise.algorithms.device import Device, send
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting
+from partwise.device import Device, send
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.types import UserError
 
@@ -44,7 +44,10 @@ def error(outputs, batch):
 def test_shared_statistics_are_the_mean_of_the_clients_running_ones(store):
     model = pw.nnx(Normalised, error, inputs="x")
     build = lambda rates: fed_avg(
-        model, pw.partition(model, {}), update=update.by_steps(Schedule(4), 0.1), optimizer=server.sgd(1.0)
+        model,
+        pw.partition(model, {}),
+        update=update.by_steps(Schedule(4), 0.1),
+        optimizer=optimizers.sgd(1.0),
     )
     simulation = Simulation(build, {}, store, Recruiting(3), lanes=3)
     list(simulation.run(1))
@@ -64,7 +67,7 @@ def test_local_statistics_become_the_clients_own_and_never_leave_it(store):
         split=split.none(),
         reconstruct=reconstruct.by_steps(Schedule(4, 60), 0.1),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=server.sgd(1.0),
+        optimizer=optimizers.sgd(1.0),
     )
     simulation = Simulation(build, {}, store, Recruiting(3), lanes=3)
     list(simulation.run(1))

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.algorithms.device import Device
 from partwise.cli import main
 from partwise.client import state
 from partwise.data import by_client, planted_ratings
-from partwise.experiments.personal import load_local
+from partwise.device import Device
 from partwise.model.partition import DEFAULT, keyed, local, partition, shared
 from partwise.model.spec import Model, squared_error
+from partwise.runs.personal import load_local
 from partwise.tasks import TASKS, Entry, Setting, Task
 
 ITEMS, DIM, SCALE = 15, 6, 32768.0

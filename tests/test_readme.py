@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partwise.data import planted_ratings
-from partwise.experiments.run import evaluate_run
+from partwise.runs.train import evaluate_run
 from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from partwise.data import open_store as open_store
     from partwise.data import read_rows as read_rows
     from partwise.data import read_table as read_table
-    from partwise.experiments.personal import Personal as Personal
-    from partwise.experiments.run import Run as Run
-    from partwise.experiments.run import train as train
     from partwise.model.keras import keras_model as keras
     from partwise.model.nnx import nnx_model as nnx
     from partwise.model.partition import frozen as frozen
@@ -23,6 +20,9 @@ if TYPE_CHECKING:
     from partwise.model.spec import Metric as Metric
     from partwise.model.spec import Model as Model
     from partwise.model.torch import torch_model as torch
+    from partwise.runs.personal import Personal as Personal
+    from partwise.runs.train import Run as Run
+    from partwise.runs.train import train as train
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
@@ -33,8 +33,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "partwise.data": ("ClientStore", "open_store", "read_rows", "read_table"),
-    "partwise.experiments.personal": ("Personal",),
-    "partwise.experiments.run": ("Run", "train"),
+    "partwise.runs.personal": ("Personal",),
+    "partwise.runs.train": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
     "partwise.tasks": ("Setting", "Task", "load_task", "ratings_task"),

@@ -14,15 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise import tree
-from partwise.aggregation.mean import Aggregator, weight_of
-from partwise.aggregation.total import Report, add_report, zero_total
-from partwise.algorithms.base import Build
-from partwise.data.cohort import Recruiting
+from partwise.algorithm import Build
 from partwise.data.store import ClientStore
 from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
 from partwise.model.spec import Model, Pooled, training_losses
-from partwise.simulation.evaluate import Evaluator
+from partwise.server.cohort import Recruiting
+from partwise.server.mean import Aggregator, weight_of
+from partwise.server.total import Report, add_report, zero_total
+from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Setting, Task, find_task, is_named

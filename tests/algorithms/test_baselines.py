@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.aggregation.mean import mean, uniform
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.scaffold import historical, scaffold
 from partwise.client.batches import Schedule
 from partwise.client.update import by_steps
-from partwise.data.cohort import Recruiting, recruit
 from partwise.selection.choose import parse_choice
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting, recruit
+from partwise.server.mean import mean, uniform
 from partwise.simulation.loop import Simulation
-from partwise.simulation.sweep import Sweep
+from partwise.simulation.many_runs import Sweep
 from partwise.testing import check_algorithm
 from partwise.types import UserError
 
@@ -72,7 +72,7 @@ def proximal(model, parts, mu):
         mu=mu,
         schedule=Schedule(BATCH, 2),
         client_optimizer=rates["update"],
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         aggregator=mean(uniform),
     )
 
@@ -84,7 +84,7 @@ def controlled(model, parts, num_clients=5, choose=None):
         schedule=Schedule(BATCH),
         rate=rates["update"],
         num_clients=num_clients,
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         choose=choose,
     )
 
@@ -109,7 +109,7 @@ def test_fed_prox_without_pull_is_fed_avg(sparse_model, sparse_parts, sparse_sto
         sparse_model,
         sparse_parts,
         update=by_steps(Schedule(BATCH, 2), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         aggregator=mean(uniform),
     )
     expected = run(plain, sparse_store, 2).state.params
@@ -186,7 +186,7 @@ def test_historical_updates_by_hand(sparse_model, sparse_parts, sparse_store):
         sparse_model,
         sparse_parts,
         update=by_steps(Schedule(BATCH), rates["update"]),
-        optimizer=historical(server.sgd(rates["server"]), COHORT, 5),
+        optimizer=historical(optimizers.sgd(rates["server"]), COHORT, 5),
         aggregator=mean(uniform),
     )
     theta, h, weight = start(sparse_store), 0 * start(sparse_store), 0.0

@@ -7,17 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, ask, read_report, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.client.evaluate import BATCH
+from partwise.device import Device, ask, read_report, send
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.randomness import child, client_numbers, client_rng, words
+from partwise.server import optimizers
 
 NUM_ITEMS, DIM = 10, 3
 PLANTED = np.float32(1234.5677)
@@ -48,7 +48,7 @@ def algorithm_for(model: Model):
         split=split.alternate(2),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=server.sgd(1.0),
+        optimizer=optimizers.sgd(1.0),
     )
 
 
@@ -154,7 +154,7 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=server.sgd(1.0),
+        optimizer=optimizers.sgd(1.0),
     )
     params = init_params(algorithm, jax.random.key(0))
     message = send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, store).keys, ROUND)

@@ -7,19 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.aggregation.mean import mean
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import BEGAN, fed_per
 from partwise.client import reconstruct, update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting, recruit
+from partwise.device import Device, send
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.spec import Metric, Model
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.simulation.evaluate import Evaluator
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting, recruit
+from partwise.server.mean import mean
+from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -61,7 +61,7 @@ def personal(model, roles, apart=False):
         model,
         roles,
         update=update.by_steps(Schedule(BATCH), rates["update"], joint=not apart),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         local=rebuild(rates),
     )
 
@@ -122,7 +122,7 @@ def test_rounds_by_hand(product, lines, own, apart):
 def test_clients_are_judged_with_what_they_kept(product, lines, room, monkeypatch):
     """In any order, matched by id, all at once or two a call; who never took part, and a stranger, with initial
     values."""
-    monkeypatch.setattr("partwise.simulation.evaluate.KEPT_BYTES", room)
+    monkeypatch.setattr("partwise.simulation.evaluator.KEPT_BYTES", room)
     roles = partition(product, {"head": local()})
     build = personal(product, roles)
     found = run(build, lines)
@@ -178,7 +178,7 @@ def test_it_equals_averaging_with_users_on_the_server(make_ratings):
         tables,
         partition(tables, {"user": keyed("user"), "item": keyed("item")}),
         update=update.by_steps(Schedule(BATCH), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         aggregator=mean(over_holders=("user",)),
     )
     kept = run(joint, store.select(["item", "rating"]), rounds=5, cohort=3, rates=rates)

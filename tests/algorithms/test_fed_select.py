@@ -8,15 +8,12 @@ import numpy as np
 import optax
 import pytest
 
-from partwise import server
-from partwise.aggregation.mean import mean, uniform
-from partwise.algorithms.base import choices, init_params
-from partwise.algorithms.device import Device
+from partwise.algorithm import choices, init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting
+from partwise.device import Device
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import sampled_softmax
 from partwise.model.spec import Metric, Model, lookup
@@ -24,10 +21,14 @@ from partwise.randomness import client_numbers
 from partwise.selection.choose import choose_all, parse_choice
 from partwise.selection.keys import own_keys
 from partwise.selection.select import deselect, keyed_leaves, select
-from partwise.simulation.evaluate import Evaluator
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting
+from partwise.server.mean import mean, uniform
+from partwise.server.step import init_state
+from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
+from partwise.simulation.many_runs import Sweep
 from partwise.simulation.plain import plain_round
-from partwise.simulation.sweep import Sweep
 from partwise.testing import check_algorithm
 from partwise.types import UserError
 
@@ -108,7 +109,7 @@ def make(choose, rules=RULES, columns=COLUMNS, model=None, **options):
         parts,
         choose=chosen,
         update=update.by_steps(Schedule(2), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         **options,
     )
 
@@ -179,7 +180,7 @@ def test_buckets_of_words_equal_the_plain_loop(make_store):
             parts,
             choose={"word": parse_choice(text)},
             update=update.by_steps(Schedule(2), rates["update"]),
-            optimizer=server.sgd(rates["server"]),
+            optimizer=optimizers.sgd(rates["server"]),
         )
         check_algorithm(build, RATES, data, cohort=2, rounds=1, lanes=(2,))
 
@@ -198,7 +199,7 @@ def test_all_keys_are_the_whole_model(store):
         model,
         parts,
         update=update.by_steps(Schedule(2), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
         aggregator=mean(uniform),
     )
     selecting, _ = finish(Simulation(everything, RATES, store, Recruiting(4), seed=2), 2)
@@ -218,7 +219,7 @@ def test_a_round_by_hand(store):
     algorithm = build(RATES)
     parts, model = algorithm.partition, algorithm.model
     params = init_params(algorithm, jax.random.key(5))
-    state = server.init_state(parts, algorithm.optimizer, params)
+    state = init_state(parts, algorithm.optimizer, params)
     clients, rng = [0, 4, 5], jax.random.key(9)
     done = plain_round(algorithm, Device(algorithm), state, store, clients, rng, 1, 6)
     total = {path: jnp.zeros_like(leaf) for path, leaf in params.items()}

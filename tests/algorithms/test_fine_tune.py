@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
+from partwise.device import Device, send
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, child, client_numbers, client_rng, round_rng, words
-from partwise.simulation.evaluate import Evaluator
+from partwise.server import optimizers
+from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, DIM, SEED = 9, 3, 4
@@ -44,7 +44,7 @@ def builder(model, item=None, schedule=None, joint=False):
             split=split.halves(50),
             reconstruct=reconstruct.by_steps(Schedule(4, 2), rates["reconstruct"]),
             update=update.by_steps(Schedule(3), 0.1),
-            optimizer=server.sgd(1.0),
+            optimizer=optimizers.sgd(1.0),
             fine_tune=tune,
         )
 

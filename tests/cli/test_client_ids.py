@@ -11,9 +11,9 @@ import pytest
 
 from partwise.cli import main
 from partwise.data.ids import typed
-from partwise.experiments.folder import Folder
-from partwise.experiments.personal import Personal
 from partwise.randomness import client_numbers
+from partwise.runs.folder import Folder
+from partwise.runs.personal import Personal
 from partwise.types import UserError
 
 ITEMS = ["10", "0010", "007", "7", "8"]

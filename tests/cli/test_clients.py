@@ -36,7 +36,7 @@ def test_a_table_of_several_clients_asks_which_one_is_meant(output, mistake, run
 def test_a_local_part_of_another_model_is_refused(mistake, run_folder, tmp_path):
     import numpy as np
 
-    from partwise.experiments.personal import save_local
+    from partwise.runs.personal import save_local
 
     mine, local = tmp_path / "mine.csv", tmp_path / "local.safetensors"
     mine.write_text("item,rating\n1,4.5\n")
@@ -66,7 +66,7 @@ def test_a_model_of_text_says_that_it_reads_no_tables(run_folder, tmp_path):
     import numpy as np
     import pytest
 
-    from partwise.experiments.personal import Personal
+    from partwise.runs.personal import Personal
     from partwise.types import UserError
 
     mine = tmp_path / "mine.csv"

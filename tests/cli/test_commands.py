@@ -44,7 +44,7 @@ def test_long_names_of_metrics_are_told_in_full(capsys, monkeypatch, output, sma
 def test_the_table_of_a_benchmark_fits_80_characters(capsys):
     from rich.console import Console
 
-    from partwise.experiments.bench import show_table
+    from partwise.bench import show_table
 
     line = {"case": "bfloat16, 200 lanes", "seconds_per_round": 12.34567, "ms_per_client_step": 17.4}
     line |= {"weight_per_second": 4_123_456.0, "lanes": 200, "seconds_compile": 123.4, "device": "2 x cpu"}
@@ -166,7 +166,7 @@ def test_the_bar_shows_the_whole_total_on_a_narrow_terminal(monkeypatch):
     from rich.console import Console
 
     from partwise.cli import progress
-    from partwise.experiments.run import Status
+    from partwise.runs.train import Status
 
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60)

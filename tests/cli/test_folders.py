@@ -23,13 +23,13 @@ def test_an_interrupted_run_says_how_to_go_on(small, capsys, tmp_path, monkeypat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("partwise.experiments.folder.Folder.save_checkpoint", interrupt)
+        patch.setattr("partwise.runs.folder.Folder.save_checkpoint", interrupt)
         assert main(["train", *small, "--out", str(out)]) == 130
     text = " ".join(capsys.readouterr().err.split())
     assert f"partwise train --resume --out '{out}'" in text
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr("partwise.experiments.run.prepare", interrupt)
+        patch.setattr("partwise.runs.train.prepare", interrupt)
         assert main(["train", *small, "--out", str(tmp_path / "other")]) == 130
     assert "nothing was recorded" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from partwise.cli import main
-from partwise.experiments.reproduce import REPRODUCTIONS
+from partwise.papers.reproduce import REPRODUCTIONS
 from partwise.tasks import all_tasks
 
 
@@ -110,7 +110,7 @@ def test_a_bug_says_that_it_is_one(capsys, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr("partwise.experiments.describe.list_settings", broken)
+    monkeypatch.setattr("partwise.reports.describe.list_settings", broken)
     monkeypatch.delenv("PARTWISE_DEBUG", raising=False)
     assert main(["settings", "my task"]) == 1
     text = " ".join(capsys.readouterr().err.split())

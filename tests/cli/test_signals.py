@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from partwise.experiments.folder import Folder
+from partwise.runs.folder import Folder
 
 COMMAND = """
 import sys

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from partwise.cli import main, progress, show
-from partwise.experiments import run as runs
-from partwise.experiments.checks import LEFT_OUT, tell_left_out
+from partwise.runs import train as runs
+from partwise.runs.sanity import LEFT_OUT, tell_left_out
 from partwise.types import counted
 
 

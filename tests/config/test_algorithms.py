@@ -6,9 +6,9 @@ import pytest
 from partwise.config.algorithms import ALGORITHMS, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.data.heat import coefficients
-from partwise.experiments.run import evaluate_run, train
 from partwise.model.partition import partition
-from partwise.selection.heat import count_heats
+from partwise.runs.train import evaluate_run, train
+from partwise.selection.key_heat import count_heats
 from partwise.tasks import load_task
 from partwise.types import UserError
 

@@ -10,7 +10,7 @@ from partwise.cli import main
 from partwise.config.algorithms import ALGORITHMS
 from partwise.config.effects import AVERAGING, JUDGING, PERSONAL, RULES, check_judging
 from partwise.config.settings import Config, is_record, read_toml
-from partwise.experiments.resolve import resolve
+from partwise.runs.resolve import resolve
 from partwise.tasks import load_task
 from partwise.types import UserError
 

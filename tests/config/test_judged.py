@@ -8,15 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from partwise.algorithms.base import init_params
+from partwise.algorithm import init_params
 from partwise.checkpoint import load_arrays
 from partwise.cli import main
 from partwise.config.algorithms import prepare, settings_for
 from partwise.config.evaluation import judged_setting
 from partwise.config.parts import make_fine_tune, rates_of
 from partwise.config.settings import Config
-from partwise.experiments.run import evaluate_run, make_evaluator, train
 from partwise.model.partition import DEFAULT
+from partwise.runs.train import evaluate_run, make_evaluator, train
 from partwise.tasks import load_task
 from partwise.types import UserError
 

@@ -10,7 +10,7 @@ from partwise.config.algorithms import prepare
 from partwise.config.options import explain_options, read_options
 from partwise.config.parts import make_server_optimizer
 from partwise.config.settings import Config, explain
-from partwise.experiments.resolve import resolve
+from partwise.runs.resolve import resolve
 from partwise.tasks import all_tasks, find_task, keyword_options, load_task
 from partwise.tasks.base import limits_of
 from partwise.types import UserError

@@ -172,7 +172,7 @@ def test_the_authors_coefficients_of_amazon(data_root):
 
 
 def test_movielens_movies(data_root):
-    from partwise.data.loaders import movielens
+    from partwise.data.loaders import movielens_ratings as movielens
 
     told = summarize(count_heat(movielens.load(str(data_root)), "item"))
     assert (told["total"], told["keys_held"], told["n_min"], told["n_max"]) == (6040, 3706, 1, 3428)

@@ -28,8 +28,8 @@ from partwise.data.loaders import (
     stackexchange,
     stackoverflow,
 )
-from partwise.data.text import read_vocabulary
-from partwise.experiments.personal import load_local
+from partwise.data.text.words import read_vocabulary
+from partwise.runs.personal import load_local
 from partwise.types import UserError
 
 READERS = {

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_select import fed_select
 from partwise.checkpoint import from_bytes
 from partwise.client import update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting
+from partwise.device import Device, send
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Metric, Model
 from partwise.randomness import round_rng
 from partwise.selection.choose import parse_choice
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 from partwise.types import UserError
@@ -63,7 +63,7 @@ def build_for(model, role, choice="own"):
             parts,
             choose={"item": parse_choice(choice)},
             update=update.by_steps(Schedule(4), rates["update"]),
-            optimizer=server.sgd(rates["server"]),
+            optimizer=optimizers.sgd(rates["server"]),
         )
 
     return build
@@ -164,7 +164,7 @@ def test_a_plain_index_of_minus_one_is_found(make_store):
             parts,
             choose={"item": parse_choice("own")},
             update=update.by_steps(Schedule(4), 0.1),
-            optimizer=server.sgd(1.0),
+            optimizer=optimizers.sgd(1.0),
         )
         device, examples = Device(algorithm), store.gather([3])
         message = send(

@@ -6,17 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import server
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, ask, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
+from partwise.device import Device, ask, send
 from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.simulation import evaluate
-from partwise.simulation.evaluate import Evaluator
+from partwise.server import optimizers
+from partwise.simulation import evaluator as evaluate
+from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, DIM, SEED = 30, 3, 4
@@ -33,7 +33,7 @@ def build():
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(3, 2), rates["recon"]),
         update=update.by_steps(Schedule(3), 0.1),
-        optimizer=server.sgd(1.0),
+        optimizer=optimizers.sgd(1.0),
     )
 
 

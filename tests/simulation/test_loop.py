@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import server
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting, recruit
 from partwise.model.partition import frozen, keyed, local, partition
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting, recruit
 from partwise.simulation import loop
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import make_mesh
@@ -38,7 +38,7 @@ def build(model):
         split=split.halves(),
         reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
     )
 
 
@@ -159,7 +159,7 @@ def test_where_nothing_is_keyed_nothing_is_told_of_serving(model, store):
         split=split.halves(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=server.sgd(rates["server"]),
+        optimizer=optimizers.sgd(rates["server"]),
     )
     for make in (simulate, _plain):
         _, (record,) = finish(make(shared_only, store))
@@ -217,7 +217,7 @@ def test_keys_may_be_whole_numbers_of_any_width(make_ratings, biased_model, kind
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(8), rates["update"]),
-        optimizer=server.adam(rates["server"]),
+        optimizer=optimizers.adam(rates["server"]),
     )
     store = make_ratings([5, 5], 120, seed=1, distinct=4)
     narrow = type(store)(

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 
 from partwise import Setting, Task, server, train
-from partwise.algorithms.base import init_params
-from partwise.algorithms.device import Device, ask, send
+from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.data import by_client
+from partwise.device import Device, ask, send
 from partwise.metrics import area_under_curve
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import auc
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.simulation import evaluate
-from partwise.simulation.evaluate import Evaluator
+from partwise.simulation import evaluator as evaluate
+from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 
 NUM_ITEMS, SEED = 30, 4

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise import server, tree
+from partwise import tree
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting
 from partwise.model.partition import keyed, local, partition
-from partwise.simulation.evaluate import Evaluator
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting
+from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 
@@ -29,14 +30,16 @@ def build_for(model, way, optimizer):
     parts = partition(model, {"user": local("learned"), "item/*": keyed("item")})
 
     def build(rates):
-        client = server.make_optimizer("adam", rates["update"]).transform if optimizer else rates["update"]
+        client = (
+            optimizers.make_optimizer("adam", rates["update"]).transform if optimizer else rates["update"]
+        )
         return fed_recon(
             model,
             parts,
             split=split.alternate(2),
             reconstruct=WAYS[way](rates),
             update=update.by_steps(Schedule(4), client),
-            optimizer=server.make_optimizer(optimizer or "sgd", rates["server"]),
+            optimizer=optimizers.make_optimizer(optimizer or "sgd", rates["server"]),
         )
 
     return build

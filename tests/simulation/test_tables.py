@@ -6,17 +6,17 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import server
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.data.cohort import Recruiting
 from partwise.model.partition import keyed, local, partition
 from partwise.selection.choose import parse_choice
+from partwise.server import optimizers
+from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
+from partwise.simulation.many_runs import Sweep
 from partwise.simulation.plain import PlainSimulation
-from partwise.simulation.sweep import Sweep
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
@@ -40,7 +40,7 @@ def reconstructing(num_items, dim, optimizer):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(6), rates["update"]),
-        optimizer=server.make_optimizer(optimizer, rates["server"]),
+        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
     )
 
 
@@ -53,7 +53,7 @@ def selecting(optimizer, **choose):
         parts,
         choose={space: parse_choice(text) for space, text in choose.items()},
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=server.make_optimizer(optimizer, rates["server"]),
+        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
     )
 
 

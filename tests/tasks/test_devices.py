@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from partwise.data import holdout
-from partwise.data.planted_sentences import planted_sentences
+from partwise.data.generated.planted_sentences import planted_sentences
 from partwise.tasks import PAPER, base, find_task, load_task, next_word, next_word_lstm
 
 SIZES = {"next-word": next_word, "next-word-lstm": next_word_lstm}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from partwise.data.store import ClientStore
-from partwise.experiments.personal import Personal
-from partwise.experiments.run import evaluate_run, train
+from partwise.runs.personal import Personal
+from partwise.runs.train import evaluate_run, train
 from partwise.tasks import load_task, ratings_task
 from partwise.types import UserError
 

@@ -10,7 +10,7 @@ import pytest
 
 from partwise.config.algorithms import prepare, settings_for
 from partwise.config.settings import Config
-from partwise.experiments.run import train
+from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.tasks.sentiment import two_layer_lstm
 from partwise.testing import check_algorithm, check_task

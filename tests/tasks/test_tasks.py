@@ -98,7 +98,7 @@ def test_recall_counts_the_tags_among_the_five_best():
 
 def test_sentences_made_with_another_number_of_buckets_are_refused():
     pytest.importorskip("flax")
-    from partwise.data.planted_sentences import planted_sentences
+    from partwise.data.generated.planted_sentences import planted_sentences
     from partwise.tasks.next_word_lstm import next_word_lstm_task
 
     store = planted_sentences(num_clients=3, sentences=2, num_words=9, num_buckets=4, length=3)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partwise.aggregation.mean import Aggregator, mean
-from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm, change, choices
+from partwise.algorithm import Algorithm, change, choices
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, total_weight, with_deltas
@@ -18,7 +16,9 @@ from partwise.client.update import Update
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
-from partwise.server import Optimizer
+from partwise.server.mean import Aggregator, mean
+from partwise.server.optimizers import Optimizer
+from partwise.server.total import Report
 from partwise.types import UserError
 
 

@@ -19,9 +19,7 @@ from collections.abc import Callable, Mapping
 
 import jax.numpy as jnp
 
-from partwise.aggregation.mean import Aggregator, mean
-from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm, change, choices
+from partwise.algorithm import Algorithm, change, choices
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct
@@ -32,7 +30,9 @@ from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice
-from partwise.server import Optimizer
+from partwise.server.mean import Aggregator, mean
+from partwise.server.optimizers import Optimizer
+from partwise.server.total import Report
 from partwise.types import UserError
 
 BEGAN = (

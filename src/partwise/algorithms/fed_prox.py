@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from partwise.aggregation.mean import Aggregator
-from partwise.algorithms.base import Algorithm
+from partwise.algorithm import Algorithm
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client.batches import Schedule
 from partwise.client.fit import Optimizer as ClientOptimizer
@@ -17,7 +16,8 @@ from partwise.client.update import by_steps, proximal
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
-from partwise.server import Optimizer
+from partwise.server.mean import Aggregator
+from partwise.server.optimizers import Optimizer
 
 
 def fed_prox(

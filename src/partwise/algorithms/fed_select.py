@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partwise.aggregation.mean import Aggregator, mean, uniform
-from partwise.algorithms.base import Algorithm
+from partwise.algorithm import Algorithm
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client.update import Update
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
-from partwise.server import Optimizer
+from partwise.server.mean import Aggregator, mean, uniform
+from partwise.server.optimizers import Optimizer
 from partwise.types import UserError
 
 

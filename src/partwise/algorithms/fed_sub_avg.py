@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from partwise.aggregation.heat import estimated_sub_mean, sub_mean
-from partwise.aggregation.mean import uniform
-from partwise.aggregation.total import Report
-from partwise.algorithms.base import Algorithm
+from partwise.algorithm import Algorithm
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client.update import Update
 from partwise.data.heat import Heat
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
-from partwise.server import Optimizer
+from partwise.server.heat_mean import estimated_sub_mean, sub_mean
+from partwise.server.mean import uniform
+from partwise.server.optimizers import Optimizer
+from partwise.server.total import Report
 from partwise.types import UserError
 
 

@@ -19,9 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from partwise import tree
-from partwise.aggregation.mean import Aggregator, Carried, mean, uniform
-from partwise.aggregation.total import Report, Total
-from partwise.algorithms.base import Algorithm, change
+from partwise.algorithm import Algorithm, change
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client.batches import Schedule
 from partwise.client.fit import Extra
@@ -32,7 +30,9 @@ from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
-from partwise.server import Optimizer
+from partwise.server.mean import Aggregator, Carried, mean, uniform
+from partwise.server.optimizers import Optimizer
+from partwise.server.total import Report, Total
 from partwise.types import UserError
 
 CONTROL = "control"

@@ -11,7 +11,7 @@ from typing import Any
 from partwise.cli import show
 from partwise.cli.interrupt import begin_work
 from partwise.cli.progress import show_progress
-from partwise.experiments.lock import refuse_if_held
+from partwise.runs.lock import refuse_if_held
 from partwise.types import UserError, counted
 
 Options = argparse.Namespace
@@ -22,7 +22,7 @@ def train(options: Options) -> Result:
     """`partwise train`."""
     if options.out is not None:
         refuse_if_held(options.out)
-    from partwise.experiments.run import train as train_task
+    from partwise.runs.train import train as train_task
 
     task, recorded, changes = _asked(options)
     options.folder = (
@@ -82,7 +82,7 @@ def _free_folder(options: Options, task: str | None, changes: Mapping[str, Any])
 
 def settings(options: Options) -> Result:
     """`partwise settings`."""
-    from partwise.experiments.describe import list_settings
+    from partwise.reports.describe import list_settings
 
     task = options.task or "planted"
     lines = list_settings(task, options.algorithm, options.preset)
@@ -97,8 +97,8 @@ def settings(options: Options) -> Result:
 def evaluate(options: Options) -> Result:
     """`partwise evaluate`."""
     from partwise.config.settings import parse_assignments
-    from partwise.experiments.run import evaluate_run
-    from partwise.experiments.summary import not_finite
+    from partwise.runs.summary import not_finite
+    from partwise.runs.train import evaluate_run
 
     changes = parse_assignments(options.set)
     result = evaluate_run(options.run_folder, options.split, changes, options.data)
@@ -110,7 +110,7 @@ def evaluate(options: Options) -> Result:
 
 def personalize(options: Options) -> Result:
     """`partwise personalize`."""
-    from partwise.experiments.personal import Personal, load_local, save_local
+    from partwise.runs.personal import Personal, load_local, save_local
 
     personal = Personal.open(options.run_folder)
     client = personal.read(options.client, personal.setting.columns, options.id)
@@ -130,8 +130,8 @@ def personalize(options: Options) -> Result:
 
 def predict(options: Options) -> Result:
     """`partwise predict`."""
-    from partwise.experiments.client_file import source_ids
-    from partwise.experiments.personal import Personal, load_local
+    from partwise.runs.client_file import source_ids
+    from partwise.runs.personal import Personal, load_local
 
     personal = Personal.open(options.run_folder)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)
@@ -156,7 +156,7 @@ def reproduce(options: Options) -> Result:
     """`partwise reproduce`."""
     if options.out is not None:
         refuse_if_held(options.out)
-    from partwise.experiments import reproduce as papers
+    from partwise.papers import reproduce as papers
 
     begin_work()
     with show_progress(options, options.name) as progress:
@@ -175,7 +175,7 @@ def reproduce(options: Options) -> Result:
 
 def bench(options: Options) -> Result:
     """`partwise bench`."""
-    from partwise.experiments import bench as benchmarks
+    from partwise import bench as benchmarks
 
     if options.name is None:
         names = {name: entry.summary for name, entry in benchmarks.BENCHMARKS.items()}
@@ -210,7 +210,7 @@ def _listing(options: Options, kind: str, entries: Mapping[str, str]) -> Result:
 def describe(options: Options) -> Result:
     """`partwise describe`."""
     from partwise.config.settings import parse_assignments
-    from partwise.experiments.describe import describe as describe_task
+    from partwise.reports.describe import describe as describe_task
 
     result = describe_task(options.task, options.data, parse_assignments(options.set))
     if not options.json:
@@ -221,7 +221,7 @@ def describe(options: Options) -> Result:
 def serving(options: Options) -> Result:
     """`partwise serving`."""
     from partwise.config.settings import parse_assignments
-    from partwise.experiments.serving import compare_serving
+    from partwise.reports.serving_costs import compare_serving
 
     result = compare_serving(options.task, options.data, parse_assignments(options.set), options.rounds)
     if not options.json:
@@ -232,7 +232,7 @@ def serving(options: Options) -> Result:
 def heat(options: Options) -> Result:
     """`partwise heat`."""
     from partwise.config.settings import parse_assignments
-    from partwise.experiments.heat import measure_heat
+    from partwise.reports.heat_report import measure_heat
 
     changes = parse_assignments(options.set)
     result = measure_heat(options.task, options.data, changes, options.by, options.split, options.out)

@@ -99,6 +99,6 @@ def _keep_compiled_programs() -> None:
 
 
 def _plain(value: object) -> object:
-    from partwise.experiments.document import to_plain
+    from partwise.runs.document import to_plain
 
     return to_plain(value)

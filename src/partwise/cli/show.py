@@ -97,7 +97,7 @@ def warn_not_finite(names: Sequence[str], split: str) -> None:
 
 
 def _left_out(told: Mapping[str, Any]) -> None:
-    from partwise.experiments.checks import LEFT_OUT, tell_left_out
+    from partwise.runs.sanity import LEFT_OUT, tell_left_out
 
     words = tell_left_out({reason: told[reason] for reason in LEFT_OUT})
     if words:

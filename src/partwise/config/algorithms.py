@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from partwise.algorithms.base import Algorithm, Build
+from partwise.algorithm import Algorithm, Build
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import fed_per
 from partwise.algorithms.fed_prox import fed_prox
@@ -38,9 +38,9 @@ from partwise.config.parts import (
     rates_of,
 )
 from partwise.config.settings import Config
-from partwise.data.cohort import Recruiting
 from partwise.data.store import ClientStore
 from partwise.plugins import find, find_all
+from partwise.server.cohort import Recruiting
 from partwise.tasks.base import Setting, Task, defaults_for
 from partwise.types import UserError
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from partwise.algorithms.base import Build
+from partwise.algorithm import Build
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct
 from partwise.client.split import Split

@@ -8,17 +8,18 @@ from typing import Any
 
 import optax
 
-from partwise.aggregation import heat, mean
-from partwise.algorithms.base import whole_model
+from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.config.settings import Config, SplitConfig
-from partwise.data.cohort import Recruiting
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.selection.choose import Choice, parse_choice
-from partwise.selection.heat import count_heats
-from partwise.server import OPTIMIZERS, Optimizer, make_optimizer
+from partwise.selection.key_heat import count_heats
+from partwise.server import heat_mean as heat
+from partwise.server import mean
+from partwise.server.cohort import Recruiting
+from partwise.server.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from partwise.tasks.base import Setting
 from partwise.types import UserError, unknown
 

@@ -43,7 +43,7 @@ UNSAID = {"SPACE": "own or all"}  # of a key space of which `select` says nothin
 
 @dataclass(frozen=True)
 class CohortConfig:
-    """Who takes part in a round (see data.cohort)."""
+    """Who takes part in a round (see server.cohort)."""
 
     size: int = key(50, "clients whose reports are wanted in a round", 1, 10**8)
     over_selection: float = key(1.0, "so many times more clients are asked", 1, 1000)

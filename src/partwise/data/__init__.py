@@ -1,14 +1,14 @@
 """Federated data: many clients' examples as flat columns, in memory or memory-mapped."""
 
 from partwise.data.build import build_store, write_store
-from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
+from partwise.data.generated.planted_ratings import PlantedRatings, open_planted, planted_ratings
+from partwise.data.generated.planted_tags import generate_tags
+from partwise.data.generated.rating_law import Truth, oracle
+from partwise.data.generated.writers import generate_writers
 from partwise.data.holdout import by_client, by_example, by_order, by_value
-from partwise.data.planted import Truth, oracle
-from partwise.data.planted_tags import generate_tags
 from partwise.data.rows import read_rows
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
-from partwise.data.writers import generate_writers
 
 __all__ = [
     "ClientStore",

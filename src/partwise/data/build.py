@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from partwise.data.batches import Batch, Columns, to_columns
 from partwise.data.checks import Column, check_known, check_sortable, clean_columns
-from partwise.data.folder import Block, allocate_examples, finish, new_folder, write_folder
 from partwise.data.id_columns import Ids, Keys, to_ids
 from partwise.data.ids import join_ids, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks
+from partwise.data.row_batches import Batch, Columns, to_columns
 from partwise.data.spool import Layout, Pile, Spool, layouts_of, rows_at_once
 from partwise.data.store import ClientStore, open_store
+from partwise.data.store_folder import Block, allocate_examples, finish, new_folder, write_folder
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20

@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from partwise.data.checks import check_keys, check_known
-from partwise.data.folder import Block
 from partwise.data.ragged import owned_keys, owners
 from partwise.data.store import ClientStore
+from partwise.data.store_folder import Block
 from partwise.types import UserError, unknown
 
 By = Literal["clients", "samples"]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from partwise.data.batches import Batch, Columns, to_columns
 from partwise.data.build import build_store
 from partwise.data.checks import Column, check_sortable, clean_columns
 from partwise.data.id_columns import EXACT, Ids, join_columns
 from partwise.data.ids import vocabulary_names
+from partwise.data.row_batches import Batch, Columns, to_columns
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from partwise.data.checks import check_known, check_sortable, clean_columns
-from partwise.data.folder import Block, read_folder, write_folder
 from partwise.data.id_columns import Ids, factorize, to_ids
 from partwise.data.ids import look_up, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
 from partwise.data.reading import naming
 from partwise.data.spool import layouts_of, rows_at_once
+from partwise.data.store_folder import Block, read_folder, write_folder
 from partwise.types import UserError, nearest
 
 ROWS_PER_BLOCK = 1 << 20

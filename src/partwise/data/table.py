@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
-from partwise.data.batches import Columns, to_columns
 from partwise.data.checks import Column, check_known, clean_columns
 from partwise.data.delimited import (
     DELIMITERS,
@@ -24,6 +23,7 @@ from partwise.data.delimited import (
     stream_delimited,
 )
 from partwise.data.reading import existing, naming, reading, regular
+from partwise.data.row_batches import Columns, to_columns
 from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
 from partwise.data.store import ClientStore
 from partwise.types import UserError

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partwise.algorithms.base import Algorithm, kept_shape
+from partwise.algorithm import Algorithm, kept_shape
 from partwise.model.partition import to_rows
 from partwise.simulation.stage import Population
 from partwise.types import UserError

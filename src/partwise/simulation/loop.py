@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithms.base import Algorithm, Build, init_server
-from partwise.data.cohort import Cohort, Recruiting, recruit
+from partwise.algorithm import Algorithm, Build, init_server
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, Sizes, check_way, sizes_of
+from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.kept import Kept

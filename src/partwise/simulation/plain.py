@@ -13,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise import server, tree
-from partwise.aggregation.mean import weight_of
-from partwise.aggregation.total import Total, add_report, zero_total
-from partwise.algorithms.base import Algorithm, Build, init_server, kept_shape
-from partwise.algorithms.device import Device, read_report, send
-from partwise.data.cohort import Recruiting, recruit
+from partwise import tree
+from partwise.algorithm import Algorithm, Build, init_server, kept_shape
 from partwise.data.store import ClientStore
+from partwise.device import Device, read_report, send
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Demand, check_way, serve, sizes_of
-from partwise.server import ServerState
+from partwise.server.cohort import Recruiting, recruit
+from partwise.server.mean import weight_of
+from partwise.server.step import ServerState, is_finite, step, step_rows, trainable
+from partwise.server.total import Total, add_report, zero_total
 from partwise.simulation.loop import Record, costs, diverged
 from partwise.types import UserError
 
@@ -55,9 +55,7 @@ def plain_round(
     What they keep from round to round is in `kept`, by position."""
     kept = {} if kept is None else kept
     partition = algorithm.partition
-    total = zero_total(
-        partition, state.params, server.trainable(partition, state.params), algorithm.aggregator.held
-    )
+    total = zero_total(partition, state.params, trainable(partition, state.params), algorithm.aggregator.held)
     down, up, missed, empty, broken = 0, 0, 0, 0, []
     keys: dict[str, list[np.ndarray]] = {space: [] for space in partition.spaces}
     for position in clients:
@@ -95,9 +93,9 @@ def _step(
 ) -> ServerState:
     """The server's step; on the rows that clients asked for, if its optimizer is defined on those alone."""
     if algorithm.optimizer.rows != "asked":
-        return server.step(state, algorithm.optimizer, mean, active)
+        return step(state, algorithm.optimizer, mean, active)
     rows = {space: jnp.asarray(np.unique(np.concatenate(each))) for space, each in keys.items() if each}
-    return server.step_rows(algorithm.partition, algorithm.optimizer, state, rows, mean, active)
+    return step_rows(algorithm.partition, algorithm.optimizer, state, rows, mean, active)
 
 
 class PlainSimulation:
@@ -176,6 +174,6 @@ class PlainSimulation:
                 broken=done.broken,
                 **costs(self._sizes, served, self.serving),
             )
-            if not server.is_finite(self.state):
+            if not is_finite(self.state):
                 raise diverged(record, self.store.client_ids[cohort.clients].tolist())
             yield [record]

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partwise import server, tree
-from partwise.aggregation.mean import weight_of
-from partwise.aggregation.total import Report, Total, zero_total
-from partwise.algorithms.base import Algorithm, Build
+from partwise import tree
+from partwise.algorithm import Algorithm, Build
 from partwise.client.batches import Examples
 from partwise.client.state import Client
 from partwise.metrics import Sums, add_sums
@@ -27,7 +25,9 @@ from partwise.model.partition import Partition
 from partwise.randomness import client_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
-from partwise.server import ServerState
+from partwise.server.mean import weight_of
+from partwise.server.step import ServerState, is_finite, put_rows, step, take_rows, trainable
+from partwise.server.total import Report, Total, zero_total
 from partwise.simulation.mesh import AXIS, compiler_options
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
@@ -168,7 +168,7 @@ def one_round(
     """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort. Chunks
     work in `rooms` (capacities by key space, the largest first) that their clients' keys fit."""
     received = receive(algorithm.partition, state.params)
-    paths = server.trainable(algorithm.partition, state.params)
+    paths = trainable(algorithm.partition, state.params)
     choose = algorithm.choose
 
     def lane(room: Mapping[str, int], slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
@@ -199,8 +199,8 @@ def one_round(
     total, (weights, broken, keep) = carry
     total = jax.lax.psum(total, AXIS)
     mean, carried = algorithm.aggregator.decode(algorithm.partition, total, state.aggregator)
-    state = server.step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0)
-    finite = server.is_finite(state)
+    state = step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0)
+    finite = is_finite(state)
     return state, Outcome(total.clients, total.weight, total.loss, finite, weights, broken, keep)
 
 
@@ -220,9 +220,9 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
             share = (shelf, here, jax.random.fold_in(rng, first + i), rooms)
             if not plan.tables:
                 return one_round(algorithm, state, *share)
-            cut = server.take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
+            cut = take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
             cut, outcome = one_round(algorithm, cut, *share)
-            return server.put_rows(algorithm.partition, algorithm.optimizer, state, here.tables, cut), outcome
+            return put_rows(algorithm.partition, algorithm.optimizer, state, here.tables, cut), outcome
 
         def body(i: jax.Array, carry: tuple[ServerState, Outcome]) -> tuple[ServerState, Outcome]:
             state, outcome = turn(carry[0], i)

@@ -14,9 +14,9 @@ import optax
 from flax import nnx
 
 from partwise.data import holdout
-from partwise.data.loaders.handwriting import load_emnist, load_mnist_by_writer
+from partwise.data.generated.writers import generate_writers
+from partwise.data.loaders.mnist_writers import load_emnist, load_mnist_by_writer
 from partwise.data.store import ClientStore
-from partwise.data.writers import generate_writers
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from partwise.data import holdout
 from partwise.data.loaders import shakespeare, stackexchange, stackoverflow
-from partwise.data.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.data.store import ClientStore
+from partwise.data.text.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.model.spec import Batch, Metric
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from partwise.data import holdout
-from partwise.data.loaders import movielens
+from partwise.data.loaders import movielens_ratings as movielens
 from partwise.data.loaders.movielens_users import AGES, GENDERS, with_users
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from partwise.data.loaders import movielens
+from partwise.data.loaders import movielens_ratings as movielens
 from partwise.tasks.base import Task, takes_options_of
 from partwise.tasks.ratings import ratings_task
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from partwise.data.sentences import PAD, TokenIds
 from partwise.data.store import ClientStore
+from partwise.data.text.sentences import PAD, TokenIds
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import NOTHING, sampled_softmax

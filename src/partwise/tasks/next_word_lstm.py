@@ -21,9 +21,9 @@ import numpy as np
 from flax import nnx
 
 from partwise.data import holdout
-from partwise.data.planted_sentences import planted_sentences
-from partwise.data.sentences import TokenIds
+from partwise.data.generated.planted_sentences import planted_sentences
 from partwise.data.store import ClientStore
+from partwise.data.text.sentences import TokenIds
 from partwise.model.lstm import ALIGNED, dense, init_lstm, lstm
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import Role, keyed, local, partition

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from partwise.client.split import Split, Subset
-from partwise.data.generate import PlantedRatings, open_planted, planted_ratings
-from partwise.data.planted import oracle
+from partwise.data.generated.planted_ratings import PlantedRatings, open_planted, planted_ratings
+from partwise.data.generated.rating_law import oracle
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore
 from partwise.tasks.base import COUNTS, SEEDS, Task, check_memory, takes_options_of

@@ -16,8 +16,8 @@ import optax
 from partwise.data.loaders import amazon_reviews, json_lines, sentiment140
 from partwise.data.loaders.locate import data_root, held_by
 from partwise.data.loaders.packed import open_packed
-from partwise.data.sentiment import split_sentiment_stores
 from partwise.data.store import ClientStore
+from partwise.data.text.labelled import split_sentiment_stores
 from partwise.model.lstm import init_lstm, lstm
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from partwise.data import holdout
+from partwise.data.generated.planted_tags import best_recall, generate_tags
 from partwise.data.loaders import stackexchange, stackoverflow
-from partwise.data.planted_tags import best_recall, generate_tags
 from partwise.data.store import ClientStore
-from partwise.data.tags import split_tag_stores, tag_store, tag_vocabularies
+from partwise.data.text.tag_bags import split_tag_stores, tag_store, tag_vocabularies
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, bag, indicators
 from partwise.tasks.base import (

@@ -32,9 +32,9 @@ from partwise.data.loaders import (
     stackoverflow,
     tff,
 )
-from partwise.data.text import read_vocabulary
-from partwise.experiments.client_file import read_client_file
-from partwise.experiments.personal import load_local
+from partwise.data.text.words import read_vocabulary
+from partwise.runs.client_file import read_client_file
+from partwise.runs.personal import load_local
 from partwise.types import UserError
 
 SECONDS, BYTES = 20, 3 << 30  # that reading one file may take

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from partwise.data.corpus import Text
 from partwise.data.loaders import amazon_reviews
+from partwise.data.text.corpus import Text
 from partwise.types import UserError
 
 REVIEW = {

@@ -19,8 +19,8 @@ import pytest
 
 from partwise.checkpoint import save_arrays
 from partwise.data import ClientStore
-from partwise.data.text import Vocabulary
-from partwise.experiments.personal import save_local
+from partwise.data.text.words import Vocabulary
+from partwise.runs.personal import save_local
 
 COUNT = int(os.environ.get("PARTWISE_FUZZ", "100"))
 TABLE = pa.table(

@@ -4,7 +4,7 @@ import zipfile
 
 import pytest
 
-from partwise.data.loaders import movielens
+from partwise.data.loaders import movielens_ratings as movielens
 from partwise.data.loaders.movielens_users import AGES, GENDERS, with_users
 from partwise.types import UserError
 

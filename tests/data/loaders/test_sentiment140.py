@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
-from partwise.data.corpus import Text
 from partwise.data.loaders import sentiment140
+from partwise.data.text.corpus import Text
 from partwise.types import UserError
 
 ROW = '"{}","1467810369","Mon Apr 06 22:19:45 {} 2009","NO_QUERY","{}","{}"\r\n'

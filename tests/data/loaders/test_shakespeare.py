@@ -6,9 +6,9 @@ import lzma
 
 import pytest
 
-from partwise.data.corpus import Text
 from partwise.data.loaders import shakespeare, stackoverflow
-from partwise.data.sentences import split_sentence_stores
+from partwise.data.text.corpus import Text
+from partwise.data.text.sentences import split_sentence_stores
 from partwise.types import UserError
 
 

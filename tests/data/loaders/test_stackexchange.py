@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from partwise.data.corpus import Text
 from partwise.data.loaders import stackexchange
-from partwise.data.sentences import split_sentence_stores
-from partwise.data.tags import split_tag_stores
+from partwise.data.text.corpus import Text
+from partwise.data.text.sentences import split_sentence_stores
+from partwise.data.text.tag_bags import split_tag_stores
 from partwise.types import UserError
 
 NAMES = ("Id", "PostTypeId", "ParentId", "CreationDate", "Score", "Body", "OwnerUserId", "Title", "Tags")

@@ -5,10 +5,10 @@ import lzma
 import numpy as np
 import pytest
 
-from partwise.data.corpus import Text
 from partwise.data.loaders import stackoverflow
-from partwise.data.sentences import sentence_store, sentence_vocabulary
-from partwise.data.tags import tag_store, tag_vocabularies
+from partwise.data.text.corpus import Text
+from partwise.data.text.sentences import sentence_store, sentence_vocabulary
+from partwise.data.text.tag_bags import tag_store, tag_vocabularies
 from partwise.tasks import load_task
 from partwise.types import UserError
 

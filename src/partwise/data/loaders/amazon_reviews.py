@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from partwise.data.corpus import NEGATIVE, POSITIVE, Corpus, Text
 from partwise.data.loaders.json_lines import read_lines, read_object
 from partwise.data.reading import guarded
-from partwise.data.text import leaf_tokens
+from partwise.data.text.corpus import NEGATIVE, POSITIVE, Corpus, Text
+from partwise.data.text.words import leaf_tokens
 from partwise.types import UserError
 
 LEAST_POSITIVE = 4  # stars

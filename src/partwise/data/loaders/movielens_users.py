@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partwise.data.loaders.movielens import Release, bad_line, find_release, locate, unzip
+from partwise.data.loaders.movielens_ratings import Release, bad_line, find_release, locate, unzip
 from partwise.data.reading import reading
 from partwise.data.store import ClientStore
 from partwise.types import UserError

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from partwise.data.corpus import NEGATIVE, POSITIVE, Corpus, Text
 from partwise.data.loaders.packed import open_packed
 from partwise.data.reading import guarded
-from partwise.data.text import leaf_tokens
+from partwise.data.text.corpus import NEGATIVE, POSITIVE, Corpus, Text
+from partwise.data.text.words import leaf_tokens
 from partwise.types import UserError
 
 FIELDS = ("polarity", "id", "date", "query", "user", "text")

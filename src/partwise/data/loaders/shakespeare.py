@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from partwise.data.corpus import Corpus, Text
 from partwise.data.loaders import tff
 from partwise.data.loaders.json_lines import read_lines, read_object
 from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.reading import guarded, is_there
-from partwise.data.text import sentences
+from partwise.data.text.corpus import Corpus, Text
+from partwise.data.text.words import sentences
 from partwise.types import UserError
 
 SPLITS = ("train", "test")

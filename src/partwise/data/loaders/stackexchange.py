@@ -17,10 +17,10 @@ import pyarrow.parquet
 
 from partwise.data.arrow import to_texts
 from partwise.data.checks import check_known
-from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders.locate import data_root, held_by
 from partwise.data.reading import reading
-from partwise.data.text import plain_text, sentences, tokens
+from partwise.data.text.corpus import Corpus, Text, milliseconds
+from partwise.data.text.words import plain_text, sentences, tokens
 from partwise.types import UserError
 
 KINDS = {1: "question", 2: "answer"}

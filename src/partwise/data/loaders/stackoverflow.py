@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from partwise.data.corpus import Corpus, Text, milliseconds
 from partwise.data.loaders import tff
 from partwise.data.reading import guarded, is_there
-from partwise.data.text import MAX_LETTERS, tokens
+from partwise.data.text.corpus import Corpus, Text, milliseconds
+from partwise.data.text.words import MAX_LETTERS, tokens
 from partwise.types import unknown
 
 SPLITS = ("train", "heldout", "test")

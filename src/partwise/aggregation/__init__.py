@@ -1,1 +1,0 @@
-"""From client to server: one sum, and what it means."""

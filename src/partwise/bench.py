@@ -1,0 +1,333 @@
+"""Benchmarks: what a round costs, where the time goes, and how it grows.
+
+Every case runs in a process of its own, so that its memory and its compile time are its own. Times are medians
+over compiled calls of many rounds, without the first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from partwise.types import UserError, unknown
+
+GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
+
+
+class Case(NamedTuple):
+    """One line of a benchmark."""
+
+    name: str
+    task: str
+    changes: Mapping[str, Any]
+    rounds: int = 100
+
+
+class Benchmark(NamedTuple):
+    """cases: (quick) -> cases."""
+
+    summary: str
+    cases: Callable[[bool], list[Case]]
+
+
+def bench(
+    name: str,
+    data: str | None = None,
+    quick: bool = False,
+    told: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Measure every case of a benchmark; `told` hears of each. Where one fails after others were measured, its line
+    has the error and the rest go on."""
+    if name not in BENCHMARKS:
+        raise unknown("benchmark", name, BENCHMARKS)
+    cases, results = _alone(_cases, name, quick), []
+    for number, case in enumerate(cases, 1):
+        try:
+            results.append(_alone(measure, case, data))
+            text = f"{1e3 * results[-1]['seconds_per_round']:.2f} ms a round"
+        except (UserError, RuntimeError) as error:  # such as out of memory
+            if number == 1:
+                raise
+            results.append({"case": case.name, "error": str(error)})
+            text = f"failed: {error}"
+        told(f"{name}, case {number} of {len(cases)}, {case.name.strip()}: {text}")
+    return {"name": name, "results": results}
+
+
+def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Called in a process of its own, which has the accelerator's memory to itself."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        return alone.submit(function, *arguments).result()
+
+
+def _cases(name: str, quick: bool) -> list[Case]:
+    return BENCHMARKS[name].cases(quick)
+
+
+def resolved(case: Case, data: str | None) -> tuple[Any, Any]:
+    """The task and configuration of a case: what is measured are the papers' settings, not what is best."""
+    from partwise.runs.resolve import resolve
+
+    if case.task in GENERATED:
+        return resolve(case.task, None, case.changes)
+    return resolve(case.task, data, case.changes, preset="paper")
+
+
+def measure(case: Case, data: str | None) -> dict[str, Any]:
+    """Train a case for some rounds and evaluate it; what it took."""
+    import jax
+    import numpy as np
+
+    from partwise.config.algorithms import prepare
+    from partwise.runs.train import make_evaluator, make_simulation
+    from partwise.simulation.clock import compile_seconds
+    from partwise.simulation.mesh import use_all_cores
+
+    use_all_cores()
+    task, config = resolved(case, data)
+    prepared = prepare(task, config)
+    loaded = _resident_mb()
+    simulation = make_simulation(prepared, config, config.simulation.lanes)
+    calls = []
+    for records in simulation.run(case.rounds):
+        calls.append(float(np.mean([record.seconds for record in records])))
+    compiling = compile_seconds()
+    evaluate = make_evaluator(prepared, config, task.test)
+    evaluate(simulation.state.params)
+    began = time.perf_counter()
+    evaluate(simulation.state.params)
+    seconds = float(np.median(calls[1:] or calls))
+    return {
+        "case": case.name,
+        "seconds_per_round": seconds,
+        **_rates(task, config, seconds),
+        "seconds_compile": compiling,
+        "seconds_evaluation": time.perf_counter() - began,
+        "evaluated_clients": task.test.num_clients,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "data_memory_mb": loaded,
+        "lanes": simulation.lanes,
+        "resident": getattr(simulation, "resident", False),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }
+
+
+def _rates(task: Any, config: Any, seconds: float) -> dict[str, float | None]:
+    """What a step of one client costs, and how much of what weighs (examples, or tokens) is trained in a second;
+    both as the population's mean. None where clients do more than such steps."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from partwise.config.parts import make_schedule
+
+    if config.algorithm == "fed_recon":
+        return {"ms_per_client_step": None, "weight_per_second": None}
+    store = task.train.gather(np.arange(min(task.train.num_clients, 100)))
+    schedule, counts = make_schedule(config), store.counts
+    steps = np.asarray(schedule.num_steps(jnp.asarray(counts)))
+    epochs, more = np.divmod(steps, np.maximum(schedule.steps_per_epoch(counts), 1))
+    trained = epochs * counts + np.minimum(more * schedule.batch_size, counts)  # last batches may not be full
+    weight = np.asarray(
+        task.personal.model.weight({k: jnp.asarray(v) for k, v in store.columns.items()})
+    ).sum()
+    passes = trained.sum() / max(store.num_examples, 1)
+    size = config.cohort.size
+    return {
+        "ms_per_client_step": 1e3 * seconds / (size * steps.mean()),
+        "weight_per_second": float(size * weight / store.num_clients * passes / seconds),
+    }
+
+
+def _resident_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _fedrecon_movielens(quick: bool) -> list[Case]:
+    case = lambda name, rounds=100, **changes: Case(
+        name,
+        "movielens",
+        {"server.rate": 1.0} | {k.replace("__", "."): v for k, v in changes.items()},
+        rounds,
+    )
+    setting = case("paper's setting, 100 clients")
+    phases = [
+        setting,
+        case("  without reconstruction", reconstruct__max_steps=0),
+        case("  without update", update__max_steps=0),
+        case("closed form, 100 clients", reconstruct__method="solve", reconstruct__pull=2.0),
+    ]
+    cohorts = [
+        case(f"cohort {size:,}", rounds=50, cohort__size=size)
+        for size in ((10, 1000) if quick else (10, 30, 100, 300, 1000, 4832))
+    ]
+    items = [
+        Case(
+            f"generated, {number:,} items",
+            "planted",
+            {
+                "data.num_items": number,
+                "data.num_clients": 20_000,
+                "data.mean_examples": 100,
+                "data.dim": 50,
+                "data.biases": False,
+                "data.normalize": False,
+                "cohort.size": 100,
+                "data.initial": "random",
+                "split.kind": "alternate",
+                "reconstruct.method": "steps",
+                "reconstruct.pull": 0.0,
+                "update.rate": 0.1,
+                "server.optimizer": "sgd",
+                "server.rate": 1.0,
+                "server.schedule": "constant",
+            },
+        )
+        for number in ((10**3, 10**5) if quick else (10**3, 10**4, 10**5, 10**6))
+    ]
+    return [setting, *cohorts[:1], *items] if quick else [*phases, *cohorts, *items]
+
+
+def _select_logistic(quick: bool) -> list[Case]:
+    """One-vs-rest logistic regression 10,000 x 500, 50 clients, one epoch in batches of 16: full broadcast, and m
+    keys; then tables of 64 columns at equal keys."""
+    size = {"data.num_clients": 200 if quick else 1000, "simulation.rounds_per_call": 5}
+    cases = [
+        Case("full broadcast", "tags-planted", {**size, "select.word": "all"}, rounds=10),
+        Case("m = 1,000", "tags-planted", {**size, "select.word": "top:1000"}, rounds=50),
+        Case("m = 100", "tags-planted", {**size, "select.word": "top:100"}, rounds=50),
+    ]
+    tables = [
+        Case(
+            f"m = 500, table {rows:,} x 64",
+            "tags-planted",
+            {
+                **size,
+                "data.num_words": rows,
+                "data.num_tags": 64,
+                "data.num_clients": 200,
+                "select.word": "top:500",
+                "server.optimizer": "sgd",
+                "server.rate": 1.0,
+            },
+            rounds=50,
+        )
+        for rows in (10**4, 10**5, 10**6)
+    ]
+    return cases[1:2] if quick else [*cases, *tables]
+
+
+def _writers(network: str) -> Callable[[bool], list[Case]]:
+    """Federated averaging of all parameters: 62 classes, 28 x 28, 3,400 writers of log-normal size with median
+    180, 50 clients, batch 20, one epoch."""
+    rounds = {"2nn": 20, "cnn": 3}[network]
+    names = {"data.network": network, "algorithm": "fed_avg", "simulation.rounds_per_call": 1}
+    small = {"data.num_clients": 60, "data.median": 20, "cohort.size": 4}
+    return lambda quick: [
+        Case("50 clients", "writers", {**names, **(small if quick else {})}, rounds=2 if quick else rounds)
+    ]
+
+
+def _next_word(quick: bool) -> list[Case]:
+    """The LSTM of FedRecon and of Reddi et al. at a vocabulary of 10,000 (on a CPU a narrower one at 1,000), all
+    parameters trained: 200 clients, 16 steps of 16 x 20 words each, by precision and lanes; then with words keyed,
+    and FedRecon."""
+    import jax
+
+    small = quick or jax.default_backend() == "cpu"
+    shape = (
+        {"data.num_words": 1000, "data.embedding": 32, "data.units": 64}
+        if small
+        else {"data.num_words": 10_000, "data.embedding": 96, "data.units": 670}
+    )
+    size = (
+        {"data.num_clients": 40, "cohort.size": 16}
+        if quick
+        else {"data.num_clients": 300, "cohort.size": 200}
+    )
+    base = {
+        **shape,
+        **size,
+        "data.words": "input",
+        "data.num_buckets": 100,
+        "data.length": 20,
+        "data.sentences": 64 if quick else 256,
+        **dict.fromkeys(("update.rate", "server.rate"), 1e-3),  # nothing diverges
+        "simulation.rounds_per_call": 1,
+    }
+    lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
+    case = lambda name, precision, count, **more: Case(
+        name,
+        "next-word-planted",
+        {**base, "data.precision": precision, "simulation.lanes": count, **more},
+        rounds=3 if quick else 6,
+    )
+    return [
+        *(
+            case(f"{precision}, {count} lanes", precision, count, algorithm="fed_avg")
+            for precision in ("float32", "bfloat16")
+            for count in lanes
+        ),
+        case("words keyed", "bfloat16", lanes[-1], algorithm="fed_select", **{"data.words": "keyed"}),
+        case("FedRecon", "bfloat16", lanes[-1], **{"reconstruct.rate": 1e-3}),
+    ]
+
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "fedrecon-movielens": Benchmark(
+        "FedRecon matrix factorisation: phases, cohort sizes, numbers of items", _fedrecon_movielens
+    ),
+    "select-logistic": Benchmark(
+        "Federated Select, tag prediction: full broadcast, m keys, table sizes", _select_logistic
+    ),
+    "next-word": Benchmark("Next word with an LSTM: lanes, precision, keyed and local words", _next_word),
+    "fedavg-2nn": Benchmark("Federated averaging of a 784-200-200-62 network", _writers("2nn")),
+    "fedavg-cnn": Benchmark("Federated averaging of a CNN of 1.7 million parameters", _writers("cnn")),
+}
+
+
+COLUMNS = (
+    "ms a\nround",
+    "ms a\nstep",
+    "a\nsecond",
+    "lanes",
+    "compile\ns",
+    "evaluation\ns (clients)",
+    "peak\nMB",
+)
+
+
+def show_table(console: Console, result: Mapping[str, Any]) -> None:
+    """A line a case, and below why one has none."""
+    table = Table(
+        "case", title=result["name"], box=box.SIMPLE_HEAD, padding=0
+    )  # eight columns in 80 characters
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    measured = [line for line in result["results"] if "error" not in line]
+    for line in measured:
+        table.add_row(
+            line["case"],
+            f"{1e3 * line['seconds_per_round']:.2f}",
+            "-" if line["ms_per_client_step"] is None else f"{line['ms_per_client_step']:.3g}",
+            "-" if line["weight_per_second"] is None else f"{line['weight_per_second']:,.0f}",
+            str(line["lanes"]),
+            f"{line['seconds_compile']:.1f}",
+            f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",
+            f"{line['peak_memory_mb']:.0f}",
+        )
+    console.print(table)
+    console.print(
+        "A step is one client's; a second: examples or tokens that are trained on.", highlight=False
+    )
+    for line in result["results"]:
+        if "error" in line:
+            console.print(f"{line['case'].strip()} failed: {line['error']}", highlight=False, markup=False)
+    console.print(measured[0]["device"] if measured else "", highlight=False)

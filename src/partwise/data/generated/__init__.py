@@ -1,0 +1,1 @@
+"""Data drawn from a known truth, at any size."""

@@ -1,0 +1,65 @@
+"""Sentences with words of clients' own, for next-word prediction at any size.
+
+Words follow a Zipf law. One word out of two is followed by the word that the language has after it, the same for
+all clients. The others are drawn anew: some of them are words of the client's own, each of which falls into a
+bucket and is of one of a few kinds, which the client alone knows; after it comes the word that all clients have
+after that kind. So a shared model learns what follows a word and a kind, and the client which kind a bucket is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from partwise.data.generated.streams import check_numbers, stream
+from partwise.data.ragged import owners
+from partwise.data.store import ClientStore, group_rows
+from partwise.data.text.sentences import TokenIds
+from partwise.data.text.words import Vocabulary
+from partwise.types import UserError
+
+KINDS = 8
+FOLLOWED = 0.5  # chance that a word is followed by the one that the language has after it
+OWN = 0.3  # chance that a word drawn anew is one of the client's own
+
+
+def planted_sentences(
+    num_clients: int = 300,
+    sentences: int = 32,
+    num_words: int = 100,
+    num_buckets: int = 20,
+    length: int = 10,
+    seed: int = 0,
+) -> ClientStore:
+    """A store with the column `tokens` [N, length + 1] as `data.sentences` makes it, all sentences full."""
+    sizes = {"num_clients": num_clients, "sentences": sentences, "num_buckets": num_buckets, "length": length}
+    check_numbers(sizes, positive=set(sizes))
+    if num_words < KINDS:
+        raise UserError(
+            f"num_words is {num_words}: give at least {KINDS}, one for every kind of word of one's own"
+        )
+    ids, rng = TokenIds(num_words, num_buckets), stream(seed, 0)
+    counts = np.full(num_clients, sentences)
+    client = owners(counts)
+    after = rng.permutation(num_words) + 1
+    after_kind = rng.choice(num_words, KINDS, replace=False) + 1
+    kind = rng.integers(0, KINDS, (num_clients, num_buckets))
+    popularity = np.cumsum(1 / np.arange(1, num_words + 1))
+    tokens = np.empty((len(client), length + 1), np.int32)
+    tokens[:, 0] = before = np.full(len(client), ids.bos, np.int32)
+    for place in range(1, length + 1):
+        drawn = np.searchsorted(popularity, rng.random(len(client)) * popularity[-1]) + 1
+        own = ids.first_bucket + rng.integers(0, num_buckets, len(client))
+        now = np.where(rng.random(len(client)) < OWN, own, drawn)
+        is_word = (before >= 1) & (before <= num_words)
+        follows = is_word & (rng.random(len(client)) < FOLLOWED)
+        now = np.where(follows, after[np.where(is_word, before, 1) - 1], now)
+        is_own = (before >= ids.first_bucket) & (before < ids.bos)
+        bucket = np.where(is_own, before - ids.first_bucket, 0)
+        now = np.where(is_own, after_kind[kind[client, bucket]], now)
+        tokens[:, place] = before = now
+    names = ids.names(Vocabulary(tuple(f"w{i}" for i in range(num_words))))
+    info = {"source": "planted sentences", "num_words": num_words, "num_buckets": num_buckets}
+    store = group_rows(client, {"tokens": tokens}, (), info)
+    return dataclasses.replace(store, vocabularies={"tokens": np.array(names)})

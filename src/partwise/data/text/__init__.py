@@ -1,0 +1,1 @@
+"""From text to columns of ids: tags, sentiment, next words."""

@@ -1,0 +1,155 @@
+"""Next-word prediction (FedRecon, section 5.2 and appendix): each sentence a row of token ids.
+
+Column `tokens` int32 [N, length + 1]: BOS, up to `length` words, EOS if there are fewer, then padding. A model's
+inputs are `tokens[:, :-1]`, its targets `tokens[:, 1:]`. `TokenIds` says which id means what.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from partwise.data.holdout import FRACTIONS
+from partwise.data.store import ClientStore
+from partwise.data.text.corpus import Corpus, Example, Text, collect, cut_clients, take_parts
+from partwise.data.text.words import Vocabulary, vocabulary
+from partwise.types import UserError
+
+PAD = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenIds:
+    """Padding 0, words 1..V, buckets of other words V+1..V+B, BOS V+B+1, EOS V+B+2."""
+
+    num_words: int
+    num_buckets: int
+
+    def __post_init__(self):
+        _check_sizes(num_buckets=self.num_buckets)
+
+    @property
+    def first_bucket(self) -> int:
+        return self.num_words + 1
+
+    @property
+    def bos(self) -> int:
+        return self.num_words + self.num_buckets + 1
+
+    @property
+    def eos(self) -> int:
+        return self.bos + 1
+
+    @property
+    def num_ids(self) -> int:
+        return self.eos + 1
+
+    def bucket(self, word: str) -> int:
+        """The id of a word that is in no vocabulary: its CRC-32, so it is the same on every machine."""
+        return self.first_bucket + zlib.crc32(word.encode("utf-8", "replace")) % self.num_buckets
+
+    def names(self, words: Vocabulary) -> list[str]:
+        """What each id stands for."""
+        buckets = [f"<oov {k}>" for k in range(self.num_buckets)]
+        return ["<pad>", *words.words, *buckets, "<bos>", "<eos>"]
+
+
+def encode(words: Sequence[str], known: Vocabulary, ids: TokenIds, length: int = 20) -> list[int]:
+    """The row [length + 1] of one sentence, which is cut after `length` words."""
+    places = known.ids
+    found = [places[word] + 1 if word in places else ids.bucket(word) for word in words[:length]]
+    row = [ids.bos, *found, *([ids.eos] if len(found) < length else [])]
+    return row + [PAD] * (length + 1 - len(row))
+
+
+def sentence_vocabulary(texts: Iterable[Text], num_words: int = 10_000) -> Vocabulary:
+    """The most frequent words of the sentences, without the titles; if there are fewer, all of them, and its length
+    says how many.
+
+    Give it the training clients' texts only.
+    """
+    _check_sizes(num_words=num_words)
+    counts: Counter[str] = Counter()
+    for text in texts:
+        for sentence in text.sentences:
+            counts.update(sentence.split())
+    return vocabulary(counts, num_words)
+
+
+def sentence_store(
+    corpus: Corpus,
+    words: Vocabulary,
+    num_buckets: int = 500,
+    length: int = 20,
+    max_sentences: int = 1000,
+    out: str | Path | None = None,
+) -> ClientStore:
+    """One store of all clients, in memory or in the new folder `out`.
+
+    Each client's sentences come in the order in which they were written, the first `max_sentences` of them; one
+    without a word is none. A client may have a single sentence: split into halves, it then has no query.
+    Sentences that were cut, words seen and words outside the vocabulary are counted in the store's info.
+    """
+    _check_sizes(num_buckets=num_buckets, length=length, max_sentences=max_sentences)
+    ids = TokenIds(len(words), num_buckets)
+    counts: Counter[str] = Counter(
+        dict.fromkeys(
+            ("texts", "without_sentence", "empty_sentences", "sentences_cut", "words", "unknown"), 0
+        )
+    )
+    info = {"source": corpus.source, "num_words": len(words), "num_buckets": num_buckets}
+    examples = _examples(corpus, words, ids, length, counts)
+    return collect(examples, {"tokens": np.array(ids.names(words))}, info, counts, max_sentences, out)
+
+
+def split_sentence_stores(
+    corpus: Corpus,
+    num_words: int = 10_000,
+    num_buckets: int = 500,
+    fractions: Sequence[float] = FRACTIONS,
+    seed: int = 42,
+    length: int = 20,
+    max_sentences: int = 1000,
+    out: str | Path | None = None,
+) -> tuple[ClientStore, ...]:
+    """Training, validation and test stores: clients who have a sentence, cut as `by_client` does.
+
+    Words are counted over the training clients only; if they have fewer than `num_words`, all are taken, and the
+    info of the stores and the number of keys of `tokens` say how many. The stores are views of one. The corpus is
+    read three times: `hold()` it if it fits into memory. For TFF's own splits use `sentence_vocabulary` on `train`
+    and `sentence_store` on each.
+    """
+    _check_sizes(num_words=num_words, num_buckets=num_buckets, length=length, max_sentences=max_sentences)
+    speaking = (text.client for text in corpus if any(map(str.split, text.sentences)))
+    parts = cut_clients(speaking, fractions, seed, corpus.source)
+    words = sentence_vocabulary((text for text in corpus if text.client in parts[0]), num_words)
+    return take_parts(sentence_store(corpus, words, num_buckets, length, max_sentences, out), parts)
+
+
+def _examples(
+    texts: Iterable[Text], known: Vocabulary, ids: TokenIds, length: int, counts: Counter[str]
+) -> Iterator[Example]:
+    for text in texts:
+        counts["texts"] += 1
+        counts["without_sentence"] += not text.sentences
+        for sentence in text.sentences:
+            words = sentence.split()
+            if not words:
+                counts["empty_sentences"] += 1
+                continue
+            counts["sentences_cut"] += len(words) > length
+            row = encode(words, known, ids, length)
+            counts["words"] += min(len(words), length)
+            counts["unknown"] += sum(ids.first_bucket <= token < ids.bos for token in row)
+            yield Example(text.client, text.time, {"tokens": row})
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if not isinstance(size, int | np.integer) or size < 1:
+            raise UserError(f"{name} is {size}: give a whole number, at least 1")

@@ -1,0 +1,278 @@
+"""What runs on a real device: one client, its own examples, and bytes in and out. No client axis here.
+
+The plain-loop backend drives it one client at a time, and so will the network runtime. It is the obvious twin
+of the compiled cohort, and the code with which an unseen client personalises a model offline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.algorithm import Algorithm, kept_shape, whole_model
+from partwise.checkpoint import from_bytes, to_bytes
+from partwise.client.batches import Drawn, Examples
+from partwise.client.check_model import check_model
+from partwise.client.state import Client, begin, outputs_of, read
+from partwise.data.checks import narrow
+from partwise.data.store import ClientStore
+from partwise.metrics import Measured, Sums
+from partwise.model.partition import Partition
+from partwise.randomness import child, client_numbers, client_rng, words
+from partwise.selection.choose import Choice, choose_all, placed
+from partwise.selection.keys import own_keys
+from partwise.selection.slices import Keys, receive
+from partwise.server.total import Report
+from partwise.types import UserError
+
+
+class Asked(NamedTuple):
+    """What one client asks for, chosen before it sees the model; it keeps this until the slices come."""
+
+    keys: Mapping[str, np.ndarray]  # sorted
+    positions: Mapping[str, np.ndarray]  # of its examples' ids among those keys
+    complete: Mapping[str, bool]
+    missed: int  # ids that are not among them
+
+
+def ask(
+    partition: Partition,
+    choose: Mapping[str, Choice],
+    examples: ClientStore,
+    seed: int = 0,
+    round_number: int = 0,
+) -> Asked:
+    """Let one client choose its keys from its own examples."""
+    examples = _packed(examples)
+    own, positions = own_keys(examples, partition)
+    numbers = client_numbers(examples.client_ids)
+    chosen = choose_all(own, partition.all_keys, choose, numbers, seed, round_number)
+    missed = 0
+    for space, each in chosen.items():
+        missed += int(own[space].uses[each.place < 0].sum())
+        for name in partition.columns[space]:
+            positions[name] = placed(
+                positions[name], examples.counts, own[space], each, partition.block(space)
+            )
+    keys = {space: each.keys for space, each in chosen.items()}
+    return Asked(keys, positions, {space: choose[space].complete for space in own}, missed)
+
+
+def send(
+    partition: Partition, params: Mapping[str, Any], keys: Mapping[str, np.ndarray], rng: jax.Array
+) -> bytes:
+    """The server's message: shared and frozen leaves, the slices of the client's keys, the round's randomness."""
+    arrays = {}
+    for path, leaf in params.items():
+        if path in partition.of("keyed"):
+            role = partition.roles[path]
+            parts = role.psi.encode(np.asarray(leaf)[keys[role.space]])
+            arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
+        else:
+            arrays[path] = np.asarray(leaf)
+    return to_bytes(arrays, {"rng": np.asarray(jax.random.key_data(rng)).tolist()})
+
+
+class Device:
+    """One client's side of an algorithm; compiled once per size of client.
+
+    In a round a client has the keys that the algorithm lets it choose (`ask`); to use or judge the model it has
+    all that could matter (`ask_whole`), as in every evaluation. `asked` is what it asked for before the message
+    came: by default its choice in round 0 for a report, and the whole model for all else.
+    """
+
+    def __init__(self, algorithm: Algorithm):
+        self.algorithm = algorithm
+        self._report = jax.jit(
+            lambda kept, *given: algorithm.client(self._client(*given)._replace(kept=kept))
+        )
+        self._personalize = jax.jit(self._personalized)
+        self._evaluate = jax.jit(
+            lambda kept, *given: algorithm.evaluate(self._client(*given)._replace(kept=kept))
+        )
+        self._predict = jax.jit(self._predictions)
+
+    def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:
+        """The keys that this client wants in a round."""
+        return ask(self.algorithm.partition, self.algorithm.choose, examples, seed, round_number)
+
+    def ask_whole(self, examples: ClientStore) -> Asked:
+        """The keys of all that could matter to this client's examples."""
+        return ask(self.algorithm.partition, whole_model(self.algorithm.partition), examples)
+
+    def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
+        """Raise if the model or the algorithm does not fit this client's data; `asked` as for a report."""
+        given = self._given(message, examples, asked or self.ask(examples))
+        client = self._client(*jax.tree_util.tree_map(jnp.asarray, given))
+        check_model(client)
+        if self.algorithm.check is not None:
+            self.algorithm.check(client)
+
+    def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
+        """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
+        return self.report_and_keep(message, examples, asked)[0]
+
+    def report_and_keep(
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> tuple[bytes, dict[str, np.ndarray]]:
+        """The same of a client that keeps something between its rounds: what it kept (nothing before the first),
+        and what it keeps now."""
+        asked = asked or self.ask(examples)
+        given = self._given(message, examples, asked)
+        report = self._report(self._before(kept, given[0]), *given)
+        mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
+        header = {"weight": float(report.weight), "loss": [float(x) for x in report.loss]}
+        return to_bytes(mine(report.update), header), mine(report.keep)
+
+    def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
+        """Without what fills a slice up."""
+        role = self.algorithm.partition.roles.get(path)
+        return np.asarray(leaf)[: len(asked.keys[role.space])] if role and role.space else np.asarray(leaf)
+
+    def _before(
+        self, kept: Mapping[str, np.ndarray] | None, tables: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
+        """What the client kept, filled up as its slices are; zeros if it kept nothing yet."""
+        keyed = self.algorithm.partition.of("keyed")
+        if kept is None:
+            shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.keeps}
+            like = lambda path: tables[path] if path in keyed else shapes[path]
+            return {path: np.zeros(like(path).shape, leaf.dtype) for path, leaf in shapes.items()}
+        return {path: _padded(rows) if path in keyed else rows for path, rows in kept.items()}
+
+    def personalize(
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        local: Mapping[str, Any] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
+        the part it had before, to be refreshed (default: initial values)."""
+        asked = asked or self.ask_whole(examples)
+        rebuilt = self._personalize(local, *self._given(message, examples, asked))
+        return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
+
+    def evaluate(
+        self,
+        message: bytes,
+        examples: ClientStore,
+        asked: Asked | None = None,
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> Measured:
+        """The client's metrics, as sums or as pairs of scores and labels; `kept` as in `report_and_keep`."""
+        given = self._given(message, examples, asked or self.ask_whole(examples))
+        before = self._before(kept, given[0])
+        return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, *given)
+
+    def predict(
+        self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None
+    ) -> np.ndarray:
+        """The model's outputs for every example, with a local part that was rebuilt before."""
+        asked = asked or self.ask_whole(examples)
+        outputs = self._predict(dict(local), *self._given(message, examples, asked))
+        return np.asarray(outputs)[: examples.num_examples]
+
+    def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> tuple[Any, ...]:
+        """The message and the examples as arrays, padded so that clients of similar size share a program. A whole
+        table is not: it has one size for all."""
+        examples = _packed(examples)
+        params, header = self._decoded(message, asked)
+        partition = self.algorithm.partition
+        every = {space: len(keys) == partition.num_keys(space) for space, keys in asked.keys.items()}
+        some = [path for path in partition.of("keyed") if not every[partition.roles[path].space]]
+        columns = {
+            name: _padded(narrow(name, column))
+            for name, column in examples.columns.items()
+            if name not in asked.positions
+        }
+        positions = {name: _padded(column) for name, column in asked.positions.items()}
+        tables = {path: _padded(leaf) if path in some else leaf for path, leaf in params.items()}
+        return (
+            tables,
+            columns,
+            positions,
+            {space: None if every[space] else len(keys) for space, keys in asked.keys.items()},
+            {space: None if complete else 0 for space, complete in asked.complete.items()},
+            examples.num_examples,
+            words(client_numbers(examples.client_ids)[0]),
+            jnp.asarray(header["rng"], jnp.uint32),
+        )
+
+    def _decoded(self, message: bytes, asked: Asked) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The leaves of a message; slices as psi decodes them, which must be those that were asked for."""
+        partition = self.algorithm.partition
+        arrays, header = from_bytes(message)
+        params = {path: arrays[path] for path in partition.server_paths if path in arrays}
+        for path in partition.of("keyed"):
+            mark = f"{path}:"
+            parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
+            params[path] = np.asarray(partition.roles[path].psi.decode(parts, partition.shapes[path].dtype))
+            keys = asked.keys[partition.roles[path].space]
+            if len(params[path]) != len(keys):
+                raise UserError(
+                    f"the message has {len(params[path])} rows of '{path}', and the client asked for {len(keys)}: "
+                    f"give the `asked` that the message answers"
+                )
+        return params, header
+
+    def _client(self, tables, columns, positions, key_counts, missing, count, number, rng) -> Client:
+        partition = self.algorithm.partition
+        received = receive(partition, tables)
+        capacities = {space: tables[paths[0]].shape[0] for space, paths in partition.spaces.items()}
+        keys = {
+            space: Keys(
+                None if key_counts[space] is None else jnp.arange(capacity),
+                jnp.asarray(0),
+                jnp.asarray(capacity if key_counts[space] is None else key_counts[space]),
+                capacity,
+                complete=missing[space] is None,
+            )
+            for space, capacity in capacities.items()
+        }
+        examples = Examples(columns, positions, keys, jnp.asarray(0), count, count)
+        own_rng = client_rng(jax.random.wrap_key_data(rng), number)
+        return Client(self.algorithm.model, partition, received, examples, own_rng)
+
+    def _personalized(self, local, *given) -> Mapping[str, jax.Array]:
+        client = self._client(*given)
+        start = begin(client)
+        start = start if local is None else start._replace(local=local)
+        return self.algorithm.personalize(client, start).local
+
+    def _predictions(self, local, *given) -> jax.Array:
+        client = self._client(*given)
+        progress = begin(client)._replace(local=local)
+        columns = dict(client.examples.columns)
+        everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))
+        rows, need = read(client, progress, everything)
+        return outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
+
+
+def read_report(data: bytes) -> Report:
+    """The server's reading of what a client returned."""
+    update, header = from_bytes(data)
+    return Report(
+        {path: jnp.asarray(change) for path, change in update.items()},
+        jnp.asarray(header["weight"]),
+        Sums(*map(jnp.asarray, header["loss"])),
+    )
+
+
+def _packed(examples: ClientStore) -> ClientStore:
+    """The client's rows alone: a store may be a view of others' rows too."""
+    return examples if examples.packed() else examples.gather()
+
+
+def _padded(array: np.ndarray) -> np.ndarray:
+    """Rows filled up with zeros to the next power of two."""
+    capacity = 1 << max(len(array) - 1, 0).bit_length()
+    return np.concatenate([array, np.zeros((capacity - len(array), *array.shape[1:]), array.dtype)])

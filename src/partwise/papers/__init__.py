@@ -1,0 +1,1 @@
+"""What `partwise reproduce` does: tables, figures and theory of the papers."""

@@ -1,0 +1,147 @@
+"""What somebody gets who says nothing, beside the paper's settings: MovieLens, unseen users.
+
+Every seed must come to an end. Users are judged as always, and once more with few ratings and with many: the first
+so many of the first half of their ratings are known, and the second half is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from partwise.client.split import Split, Subset
+from partwise.config.algorithms import prepare
+from partwise.config.evaluation import recon_build
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore
+from partwise.runs.picture import save_picture
+from partwise.runs.resolve import resolve
+from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.simulation.evaluator import Evaluator
+from partwise.simulation.loop import Simulation
+from partwise.tasks import PAPER, Task
+from partwise.types import UserError
+
+TASK, ALL = "movielens", 100_000  # ratings of a user, at most: all of them
+KNOWN = (1, 4, 20, 200)  # ratings that a user has given
+ROUNDS = 500  # of both, which are the paper's; by default there are more
+SETTINGS = {"defaults": None, f"preset {PAPER}": PAPER}
+QUICK = {"data.size": "100k", "rounds": 5, "simulation.lanes": 4}
+
+
+def defaults(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """RMSE, accuracy and time of a round by settings; RMSE by ratings known, beside that of the mean rating."""
+    changes = QUICK if quick else {"rounds": ROUNDS}
+    known = KNOWN[:2] if quick else KNOWN
+    whole = resolve(TASK, data, {**_data(changes), "data.max_examples": ALL})[0]
+    rows = []
+    for name, preset in SETTINGS.items():
+        task, config = resolve(TASK, data, changes, preset)
+        shown = lambda status, name=name: progress(status._replace(part=name))
+        found = _train(task, config, seeds, {k: _rich(whole.test, k) for k in known}, shown)
+        rows += [_row(name, metric, values) for metric, values in found.items()]
+    rows += [_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
+    _draw(out / "defaults.png", rows, known, quick)
+    users = {k: _rich(whole.test, k).num_clients for k in known}
+    return {"rows": rows, "users": users}
+
+
+def _known(ratings: int) -> str:
+    """The name of the metric of users with so many known ratings."""
+    return f"rmse, {ratings} known"
+
+
+def _draw(path: Path, rows: Sequence[Mapping[str, Any]], known: Sequence[int], quick: bool) -> None:
+    """RMSE against the number of ratings that are known of a user, a line for every row of the table."""
+    found = {(row["row"], row["metric"]): row for row in rows}
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(row["row"] for row in rows):
+        values = [found[name, _known(k)] for k in known]
+        ours, spread = ([row[part] for row in values] for part in ("ours", "spread"))
+        axes.errorbar(known, ours, spread, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
+    axes.set(xlabel="ratings known of a user", ylabel="RMSE of the others", xscale="log")
+    axes.set_xticks(known, list(map(str, known)))
+    axes.minorticks_off()
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(path, figure, quick)
+
+
+def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in changes.items() if key.startswith("data.")}
+
+
+def _train(
+    task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: Progress
+) -> dict[str, list[float]]:
+    """The values of every metric, one for each seed; a training that diverges is an error."""
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
+    if not isinstance(simulation, Simulation):
+        raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
+    evaluate = make_evaluator(prepared, config, task.test)
+    judges = {k: judge(task, config, store, k) for k, store in rich.items()}
+    found: dict[str, list[float]] = {}
+    for seed in seeds:
+        simulation.restart(seed)
+        spent = []
+        for records in simulation.run(config.rounds):
+            spent += [record.seconds for record in records]
+            progress(Status(simulation.round, config.rounds, records[-1].loss, None))
+        params, told = simulation.state.params, evaluate(simulation.state.params)
+        if not told["rmse"] < 10:
+            raise UserError(f"seed {seed} has diverged: the RMSE is {told['rmse']}")
+        values = {"rmse": told["rmse"], "accuracy %": 100 * told["accuracy"]}
+        values |= {_known(k): judged(params)["rmse"] for k, judged in judges.items()}
+        for metric, value in (values | {"ms a round": 1e3 * float(np.median(spent))}).items():
+            found.setdefault(metric, []).append(value)
+    return found
+
+
+def judge(task: Task, config: Config, store: ClientStore, known: int) -> Evaluator:
+    """Evaluation of users of whom so many ratings are known, on the second half of them all."""
+    prepared = prepare(task, config)
+    build = recon_build(task.personal, config, judged=first_of(known))
+    return make_evaluator(prepared._replace(evaluation=build), config, store)
+
+
+def first_of(known: int) -> Split:
+    """Support: the first `known` examples of the first half; query: the second half."""
+    fewer = lambda half: half * (half < known) + known * (half >= known)
+    return Split(
+        Subset(lambda n: fewer(n // 2), lambda j, n: j), Subset(lambda n: n - n // 2, lambda j, n: n // 2 + j)
+    )
+
+
+def _rich(test: ClientStore, known: int) -> ClientStore:
+    """Those users whose first half is so many ratings."""
+    return test.take(np.flatnonzero(test.counts >= 2 * known))
+
+
+def _of_mean(task: Task, known: int) -> float:
+    """The RMSE of whoever says the mean of the training ratings."""
+    mean = task.train.gather(np.arange(task.train.num_clients)).columns["rating"].mean()
+    test, query = _rich(task.test, known), first_of(known).query
+    asked = [
+        test.examples(c)["rating"][query.index(np.arange(query.count(n)), n)]
+        for c, n in enumerate(test.counts.tolist())
+    ]
+    return float(np.sqrt(np.mean((np.concatenate(asked) - mean) ** 2)))
+
+
+def _row(name: str, metric: str, values: Sequence[float]) -> dict[str, Any]:
+    return {
+        "row": name,
+        "metric": metric,
+        "paper": None,
+        "ours": float(np.mean(values)),
+        "spread": float(np.std(values)),
+        "seeds": len(values),
+        "values": list(map(float, values)),
+    }

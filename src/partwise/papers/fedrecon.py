@@ -1,0 +1,298 @@
+"""Tables 1 and 3 and Figures 3 and 4 of Federated Reconstruction, on MovieLens.
+
+Every row is a task with the paper's settings and a few changes of them; its rates are searched on the published
+grid by the validation clients' RMSE, the best are run again with other seeds, and the test clients are looked at
+once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from partwise.config.algorithms import prepare, settings_for
+from partwise.config.settings import Config
+from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
+from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
+from partwise.runs.train import Progress, make_evaluator
+from partwise.tasks import PAPER, Task, load_task
+
+RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
+AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
+EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, where training has none
+CENTRAL_GRID = {"update.rate": (0.3, 1.0, 3.0)}
+CENTRAL = {"algorithm": "central"}
+AUTHORS = {
+    "server.rate": 1.0
+}  # where no other is searched; the preset has a smaller one, which never diverges
+
+
+class Recipe(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    rmse: float | None  # the paper's
+    accuracy: float | None  # the paper's, in percent
+    task: str
+    changes: Mapping[str, Any]
+    grid: Mapping[str, Sequence[float]]
+    evaluation: Mapping[str, Any] = {}  # changes for evaluation only
+
+
+RECIPES = (
+    Recipe("Centralized + standard eval", 0.923, 43.2, "movielens-seen", CENTRAL, CENTRAL_GRID),
+    Recipe(
+        "Centralized + standard eval (unseen)",
+        3.80,
+        0.0,
+        "movielens",
+        CENTRAL,
+        CENTRAL_GRID,
+        {"reconstruct.method": "skip"},
+    ),
+    Recipe("Centralized + ReconEval", 1.36, 40.8, "movielens", CENTRAL, CENTRAL_GRID),
+    Recipe("FedAvg + standard eval", 0.939, 41.5, "movielens-seen", {"algorithm": "fed_avg"}, AVERAGE_GRID),
+    Recipe("FedAvg + ReconEval", 0.934, 40.0, "movielens", {"algorithm": "fed_avg"}, AVERAGE_GRID),
+    Recipe("FedRecon", 0.907, 43.3, "movielens", {}, RECON_GRID),
+    Recipe("FedRecon (no split)", 0.912, 42.5, "movielens", {"split.kind": "none"}, RECON_GRID),
+    Recipe("FedRecon (joint training)", 0.915, 42.1, "movielens", {"update.joint": True}, RECON_GRID),
+    Recipe("FedRecon (Adagrad)", 0.883, 44.1, "movielens", {"server.optimizer": "adagrad"}, RECON_GRID),
+)
+
+# The best that partwise's own options give, chosen on the validation users: a smaller model with biases, users
+# solved in closed form towards a learned default, all of a client's examples used twice, a falling server rate.
+OURS = Recipe(
+    "partwise's own options",
+    None,
+    None,
+    "movielens",
+    {
+        "data.dim": 10,
+        "data.biases": True,
+        "data.initial": "learned",
+        "split.kind": "none",
+        "reconstruct.method": "solve",
+        "reconstruct.pull": 1.0,
+        "server.optimizer": "adagrad",
+        "server.settings.initial_accumulator": 0.1,
+        "server.settings.epsilon": 1e-7,
+        "server.schedule": "cosine",
+        "rounds": 1500,
+    },
+    {"reconstruct.pull": (1.0, 2.0), "server.rate": (0.1, 0.3), "update.rate": (0.1, 0.3)},
+)
+
+
+class Outcome(NamedTuple):
+    """A recipe done: the rates that were chosen, and the test metrics of every seed."""
+
+    recipe: Recipe
+    chosen: Mapping[str, float]
+    validation: Mapping[str, float]
+    tests: Sequence[Mapping[str, Any]]
+    seconds: float
+
+
+class Kitchen:
+    """Tasks loaded once, recipes run on them."""
+
+    def __init__(self, data: str | None, seeds: Sequence[int], quick: bool, progress: Progress):
+        self.data, self.seeds, self.quick, self.progress = data, list(seeds), quick, progress
+        self.number, self.of = 0, 0  # the recipe that is being done, of so many
+        self._tasks: dict[tuple, Task] = {}
+        self._trained: dict[tuple, list[Trial]] = {}
+
+    def show(self, name: str) -> Progress:
+        """Progress of the next recipe, with its number."""
+        self.number += 1
+        part = f"row {self.number} of {self.of}: {name}"
+        return lambda status: self.progress(status._replace(part=part))
+
+    def prepared(self, recipe: Recipe) -> tuple[Task, Config]:
+        """The recipe's task and configuration."""
+        options = {
+            key.removeprefix("data."): v for key, v in recipe.changes.items() if key.startswith("data.")
+        }
+        if self.quick:
+            options["size"] = "100k"
+        key = (recipe.task, *sorted(options.items()))
+        if key not in self._tasks:
+            self._tasks[key] = load_task(recipe.task, self.data, preset=PAPER, **options)
+        task = self._tasks[key]
+        given = settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon"))
+        config = Config(task=recipe.task).changed(given | AUTHORS | dict(recipe.changes))
+        return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
+
+    def cook(self, recipe: Recipe) -> Outcome:
+        """Search the grid, run the best again with every seed, look at the test clients."""
+        began, show = time.perf_counter(), self.show(recipe.name)
+        task, config = self.prepared(recipe)
+        grid = grid_of({key: values[:1] if self.quick else values for key, values in recipe.grid.items()})
+        trials = self._sweep(recipe, task, config, grid, self.seeds[:1], show)
+        evaluated = config.changed(recipe.evaluation)
+        variants = (
+            [{}] if "reconstruct.rate" in recipe.grid else [{"reconstruct.rate": r} for r in EVALUATION_RATES]
+        )
+        candidates = [
+            trial._replace(changes={**trial.changes, **variant}, validation=judged)
+            for variant in (variants if not task.seen and config.algorithm != "fed_recon" else [{}])
+            for trial, judged in zip(trials, self._judge(task, evaluated, trials, variant), strict=True)
+        ]
+        best = best_of(candidates, "rmse")
+        rates = {key: value for key, value in best.changes.items() if key in recipe.grid}
+        more = self.seeds[1:]
+        again = self._sweep(recipe, task, config, [rates], more, show) if more else []
+        evaluate = make_evaluator(prepare(task, evaluated), evaluated, task.test)
+        named = {RATES[key]: value for key, value in best.changes.items()}
+        tests = [evaluate(trial.params, named) for trial in (best, *again)]
+        judged = {metric: best.validation[metric] for metric in ("rmse", "accuracy")}
+        return Outcome(recipe, best.changes, judged, tests, time.perf_counter() - began)
+
+    def _judge(self, task: Task, config: Config, trials: list[Trial], variant: Mapping[str, float]) -> list:
+        """Validation metrics of trained trials under an evaluation of its own."""
+        evaluate = make_evaluator(prepare(task, config), config, task.validation)
+        named = lambda trial: {RATES[key]: value for key, value in {**trial.changes, **variant}.items()}
+        return [evaluate(trial.params, named(trial)) for trial in trials]
+
+    def _sweep(
+        self, recipe: Recipe, task: Task, config: Config, grid: list, seeds: Sequence[int], show: Progress
+    ) -> list[Trial]:
+        """Train, or take what was trained before for another way of evaluation."""
+        key = (recipe.task, str(recipe.changes), str(grid), tuple(seeds))
+        if key not in self._trained:
+            self._trained[key] = sweep(task, config, grid, seeds, show)
+        return self._trained[key]
+
+
+def table1(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Tables 1 and 3: nine rows of the paper, and one of our own."""
+    kitchen = Kitchen(data, seeds, quick, progress)
+    kitchen.of = len(RECIPES) + 1
+    outcomes = [kitchen.cook(recipe) for recipe in (*RECIPES, OURS)]
+    rows = []
+    for outcome in outcomes:
+        for metric, scale, paper in (
+            ("rmse", 1, outcome.recipe.rmse),
+            ("accuracy", 100, outcome.recipe.accuracy),
+        ):
+            values = [scale * test[metric] for test in outcome.tests]
+            rows.append(
+                {
+                    "row": outcome.recipe.name,
+                    "metric": metric if scale == 1 else "accuracy %",
+                    "paper": paper,
+                    "ours": float(np.mean(values)),
+                    "spread": float(np.std(values)),
+                    "seeds": len(values),
+                    "rates": dict(outcome.chosen),
+                    "validation": scale * outcome.validation[metric],
+                    "seconds": outcome.seconds,
+                }
+            )
+    errors = [row for row in rows if row["metric"] == "rmse"]
+    bars_beside(out / "fedrecon-table1.png", errors, "RMSE (lower is better)", 1.5, quick)
+    return {"rows": rows}
+
+
+STEPS = {"reconstruct.max_steps": (0, 1, 2, 5, 10), "update.max_steps": (1, 2, 5, 10)}
+
+
+def figure3(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Accuracy relative to the base for other numbers of reconstruction and update steps (base: 50 of each)."""
+    kitchen = Kitchen(data, seeds, quick, progress)
+    base_recipe = next(recipe for recipe in RECIPES if recipe.name == "FedRecon")
+    steps_of = {key: values[-1:] if quick else values for key, values in STEPS.items()}
+    kitchen.of = 1 + sum(map(len, steps_of.values()))
+    base = kitchen.cook(base_recipe)
+    fixed = {key: (value,) for key, value in base.chosen.items()}
+    mean = lambda outcome: float(np.mean([test["accuracy"] for test in outcome.tests]))
+    paper = {("reconstruct.max_steps", 0): 0.0}
+    rows = []
+    for key, values in steps_of.items():
+        for steps in values:
+            name = f"k_{'r' if key.startswith('recon') else 'u'} = {steps}"
+            outcome = kitchen.cook(base_recipe._replace(name=name, changes={key: steps}, grid=fixed))
+            relative = [test["accuracy"] / mean(base) for test in outcome.tests]
+            rows.append(
+                {
+                    "row": name,
+                    "metric": "relative accuracy",
+                    "paper": paper.get((key, steps)),
+                    "ours": float(np.mean(relative)),
+                    "spread": float(np.std(relative)),
+                    "seeds": len(relative),
+                }
+            )
+    draw_steps(out / "fedrecon-figure3.png", rows, "accuracy relative to 50 steps", quick)
+    return {"rows": rows, "base_accuracy": mean(base), "rates": dict(base.chosen)}
+
+
+def draw_steps(path: Path, rows: list[dict[str, Any]], label: str, quick: bool) -> None:
+    """Two panels by numbers of steps: of reconstruction (rows `k_r = number`), of the update (`k_u = number`)."""
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    for axes, letter, words in zip(
+        figure.subplots(1, 2, sharey=True), "ru", ("reconstruction", "update"), strict=True
+    ):
+        chosen = [row for row in rows if row["row"].startswith(f"k_{letter}")]
+        steps = [int(row["row"].split("=")[1]) for row in chosen]
+        axes.errorbar(
+            range(len(steps)),
+            [r["ours"] for r in chosen],
+            [r["spread"] for r in chosen],
+            color=INK,
+            marker="o",
+        )
+        axes.axhline(1.0, color=QUIET, linewidth=0.8)
+        axes.set(xlabel=f"{words} steps", ylabel=label, ylim=(0, 1.1))
+        axes.set_xticks(range(len(steps)), [str(s) for s in steps])
+    save_picture(path, figure, quick)
+
+
+SERVER_RATES = {
+    "sgd": (0.1, 0.5, 1.0),
+    "adagrad": (0.1, 0.5, 1.0),
+    "adam": (0.003, 0.01, 0.03),
+    "yogi": (0.003, 0.01, 0.03),
+}
+
+
+def figure4(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Training loss by round for four server optimizers, each with its best rate of three."""
+    kitchen = Kitchen(data, seeds, quick, progress)
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes, rows = figure.subplots(), []
+    kitchen.of = len(SERVER_RATES)
+    for name, rates in SERVER_RATES.items():
+        recipe = Recipe(name, None, None, "movielens", {"server.optimizer": name}, {"server.rate": rates})
+        task, config = kitchen.prepared(recipe)
+        trials = sweep(task, config, grid_of(recipe.grid), seeds[:1], kitchen.show(name))
+        best = best_of(trials, "rmse")
+        smooth = np.convolve(best.losses, np.ones(10) / 10, "valid")
+        axes.plot(np.arange(len(smooth)) + 10, smooth, label=f"{name}, rate {best.changes['server.rate']:g}")
+        rows.append(
+            {
+                "row": name,
+                "metric": "validation mean squared error",
+                "paper": None,
+                "ours": best.validation["loss"],
+                "spread": 0.0,
+                "seeds": 1,
+                "rates": dict(best.changes),
+                "losses": [round(float(loss), 5) for loss in best.losses],
+            }
+        )
+    axes.set(xlabel="round", ylabel="training loss (mean of 10 rounds)", yscale="log")
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(out / "fedrecon-figure4.png", figure, quick)
+    return {"rows": rows}

@@ -1,0 +1,202 @@
+"""Tables 2 and 4 and Figures 2, 3 (the language half), 5 and 6 of Federated Reconstruction: next word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+
+from partwise.config.algorithms import prepare
+from partwise.papers.fedrecon import STEPS, draw_steps
+from partwise.papers.fedrecon_trainings import (
+    BUCKETS,
+    METRIC,
+    RECON,
+    TRAININGS,
+    YOGI,
+    Desk,
+    Row,
+    Training,
+)
+from partwise.runs.picture import INK, QUIET, save_picture
+from partwise.runs.summary import judged
+from partwise.runs.train import Progress
+
+
+def table2(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Tables 2 and 4: every row at every vocabulary, by the paper's accuracy; the other ways to count are in the
+    JSON."""
+    desk = Desk(data, out, seeds, quick, progress)
+    rows = [
+        _row(desk, training, row, number)
+        for number in range(len(desk.vocabularies))
+        for training in TRAININGS
+        for row in training.rows
+    ]
+    _draw_table(out / "fedrecon-table2.png", rows, desk.vocabularies, quick)
+    return {"rows": rows, "device": jax.devices()[0].device_kind}
+
+
+def _row(desk: Desk, training: Training, row: Row, number: int) -> dict[str, Any]:
+    vocabulary = desk.vocabularies[number]
+    done, task = desk.learn(training, vocabulary), desk.task(vocabulary, training.buckets)
+    config = desk.config(task, training).changed(row.changes)
+    values = done.percent(row.name)
+    names = [name for name in done.tests[row.name][0] if name.startswith("accuracy")]
+    return {
+        "row": f"{vocabulary:,} words: {row.name}",
+        "metric": "accuracy %",
+        "paper": None if desk.quick else row.paper[number],
+        "ours": float(values.mean()),
+        "spread": float(values.std()),
+        "seeds": len(values),
+        "others": {name: float(done.percent(row.name, name).mean()) for name in names if name != METRIC},
+        "rates": dict(done.chosen[row.name]),
+        "parameters_sent": done.sent(training.sends_all),
+        "coverage": done.coverage,
+        "judged": judged(task, prepare(task, config), config),
+        "seconds": done.seconds,
+    }
+
+
+def _draw_table(
+    path: Path, rows: Sequence[Mapping[str, Any]], vocabularies: Sequence[int], quick: bool
+) -> None:
+    figure = Figure(figsize=(11, 3.9), layout="constrained")
+    panels = figure.subplots(1, len(vocabularies), sharey=True)
+    for axes, vocabulary in zip(panels, vocabularies, strict=True):
+        mark = f"{vocabulary:,} words: "
+        here = [row for row in rows if row["row"].startswith(mark)]
+        names = [row["row"].removeprefix(mark) for row in here]
+        places = np.arange(len(here))[::-1]
+        axes.barh(
+            places, [row["ours"] for row in here], xerr=[row["spread"] for row in here], color=INK, height=0.6
+        )
+        paper = [(place, row["paper"]) for place, row in zip(places, here, strict=True) if row["paper"]]
+        axes.plot(
+            [x for _, x in paper], [y for y, _ in paper], "d", color=QUIET, label="paper (Stack Overflow)"
+        )
+        axes.set(title=f"{vocabulary:,} words", xlabel="accuracy %")
+        axes.set_yticks(places, names, fontsize=7)
+    handles, labels = panels[-1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=8)
+    save_picture(path, figure, quick)
+
+
+def figure2(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Accuracy of the validation clients against all parameters that travelled, at every vocabulary."""
+    desk = Desk(data, out, seeds, quick, progress)
+    rows, figure = [], Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(desk.vocabularies))
+    for axes, vocabulary in zip(panels, desk.vocabularies, strict=True):
+        for training in (YOGI, RECON):
+            done = desk.learn(training, vocabulary)
+            cohort = desk.config(desk.task(vocabulary, training.buckets), training).cohort.size
+            sent = [done.sent(training.sends_all) * cohort * number for number in done.rounds]
+            for place, (name, curve) in enumerate(done.curves.items()):
+                style = (
+                    {"linewidth": 1.2} if place else {"linewidth": 3.5, "alpha": 0.4}
+                )  # one may hide another
+                axes.plot(sent, 100 * np.array(curve), label=name, **style)
+                rows.append(
+                    _point(f"{vocabulary:,} words: {name}", "accuracy %", 100 * curve[-1], sent, curve)
+                )
+        axes.set(title=f"{vocabulary:,} words", xlabel="parameters communicated", ylabel="accuracy %")
+    panels[-1].legend(frameon=False, fontsize=7)
+    save_picture(out / "fedrecon-figure2.png", figure, quick)
+    return {"rows": rows}
+
+
+def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
+    """A line of one seed, told by where it ends."""
+    return _line(row, metric, np.array([value])) | {"x": list(x), "y": list(y)}
+
+
+def figure3(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Figure 3, its language half: accuracy relative to the base, at the smallest vocabulary, for other numbers of
+    reconstruction and update steps (in training and evaluation)."""
+    desk = Desk(data, out, seeds, quick, progress)
+    vocabulary = desk.vocabularies[0]
+    base = desk.learn(RECON, vocabulary).percent(RECON.rows[0].name)
+    rows = []
+    for key, values in STEPS.items():
+        for number in values[:1] if quick else values:
+            row = Row(f"k_{'r' if key.startswith('reconstruct') else 'u'} = {number}")
+            training = Training(row.name, "fed_recon", 0, (row,), {key: number})
+            relative = desk.learn(training, vocabulary).percent(row.name) / base.mean()
+            rows.append(_line(row.name, "relative accuracy", relative))
+    draw_steps(out / "fedrecon-figure3-words.png", rows, "accuracy relative to 100 steps", quick)
+    return {"rows": rows, "base_accuracy": float(base.mean())}
+
+
+def _line(row: str, metric: str, values: np.ndarray) -> dict[str, Any]:
+    """Of several seeds, where the paper has a picture only."""
+    return {
+        "row": row,
+        "metric": metric,
+        "paper": None,
+        "ours": float(values.mean()),
+        "spread": float(values.std()),
+        "seeds": len(values),
+    }
+
+
+def figure5(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Training loss by round and vocabulary, mean over seeds and ten rounds."""
+    desk = Desk(data, out, seeds, quick, progress)
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes, rows = figure.subplots(), []
+    for vocabulary in desk.vocabularies:
+        done = desk.learn(RECON, vocabulary)
+        width = min(10, len(done.losses))
+        smooth = np.convolve(done.losses, np.ones(width) / width, "valid")
+        numbers = np.arange(len(smooth)) + width
+        axes.plot(numbers, smooth, label=f"{vocabulary:,} words ({done.coverage:.0%} of all)", linewidth=1.2)
+        name = f"{vocabulary:,} words"
+        rows.append(_point(name, "training loss", smooth[-1], numbers.tolist(), smooth.tolist()))
+    axes.set(xlabel="round", ylabel="loss of a word")
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(out / "fedrecon-figure5.png", figure, quick)
+    return {"rows": rows}
+
+
+NUMBERS_OF_BUCKETS = (1, 50, 200, 500)
+
+
+def figure6(
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+) -> dict[str, Any]:
+    """Accuracy by the number of buckets, at every vocabulary."""
+    desk = Desk(data, out, seeds, quick, progress)
+    figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+    axes, rows = figure.subplots(), []
+    known = {1: TRAININGS[1], BUCKETS: RECON}
+    numbers = (1, 2) if quick else NUMBERS_OF_BUCKETS
+    for vocabulary in desk.vocabularies:
+        line = []
+        for number in numbers:
+            name = f"FedRecon ({number} OOV)"
+            training = known.get(number, Training(name, "fed_recon", number, (Row(name),)))
+            values = desk.learn(training, vocabulary).percent(training.rows[0].name)
+            line.append([number, values.mean(), values.std()])
+            rows.append(_line(f"{vocabulary:,} words, {number} OOV", "accuracy %", values))
+        x, y, spread = np.array(line).T
+        axes.errorbar(x, y, spread, marker="o", markersize=4, capsize=2, label=f"{vocabulary:,} words")
+    axes.set(xlabel="buckets of words outside the vocabulary", ylabel="accuracy %", xscale="log")
+    axes.set_xticks(numbers, [str(number) for number in numbers], minor=False)
+    axes.set_xticks([], minor=True)
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(out / "fedrecon-figure6.png", figure, quick)
+    return {"rows": rows}

@@ -1,0 +1,230 @@
+"""Variants of one training, compared: the same clients in the same rounds for all, several trials of each.
+
+Rates are tuned once, without what is varied, and the same for all variants (as Federated Select does).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from partwise.checkpoint import load_json, save_json
+from partwise.config.algorithms import prepare
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore
+from partwise.runs.document import to_plain
+from partwise.runs.fingerprint import digest_of
+from partwise.runs.picture import save_picture
+from partwise.runs.sweep import RATES, grid_of
+from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.simulation.evaluator import Evaluator
+from partwise.simulation.loop import Simulation
+from partwise.tasks import Task
+from partwise.types import RunWarning, UserError
+
+PARTS = "parts"  # folder of what a reproduction has finished so far
+
+
+class Variant(NamedTuple):
+    """One line of a comparison: changes of the configuration, and the paper's figure if it has one."""
+
+    name: str
+    changes: Mapping[str, Any]
+    paper: float | None = None
+
+
+class Trials(NamedTuple):
+    """What became of a variant. Values are of the metric, in percent."""
+
+    variant: Variant
+    rounds: list[int]
+    curves: np.ndarray  # [trials, evaluations] on the validation clients
+    tests: np.ndarray  # [trials]
+    bytes_down: float  # per client and round
+    relative_size: float  # of what a client is sent, to the server's model
+    seconds: float
+
+    def told(self) -> dict[str, Any]:
+        """All but the variant, for JSON; `of` reads it."""
+        values = self._asdict() | {"curves": self.curves.tolist(), "tests": self.tests.tolist()}
+        return {name: value for name, value in values.items() if name != "variant"}
+
+    @classmethod
+    def of(cls, variant: Variant, told: Mapping[str, Any]) -> Trials:
+        """What `told` says of a variant."""
+        arrays = {name: np.array(told[name], float) for name in ("curves", "tests")}
+        return cls(variant, **{**told, **arrays})
+
+    def row(self, metric: str) -> dict[str, Any]:
+        """As `reproduce --json` tells it."""
+        return {
+            "row": self.variant.name,
+            "metric": metric,
+            "paper": self.variant.paper,
+            "ours": float(self.tests.mean()),
+            "spread": float(self.tests.std()),
+            "seeds": len(self.tests),
+            "relative_size": self.relative_size,
+            "bytes_down_per_client": self.bytes_down,
+            "rounds": self.rounds,
+            "validation": np.round(self.curves, 3).tolist(),
+            "changes": dict(self.variant.changes),
+            "seconds": self.seconds,
+        }
+
+
+def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
+    """What `make` gives, as JSON; what a reproduction had finished before it was killed is not made again. `what`
+    says which part it is: all that it depends on, a task by its data."""
+    name = hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]
+    file = folder / PARTS / f"{name}.json"
+    if file.exists():
+        try:
+            return load_json(file)["made"]
+        except UserError as error:
+            warnings.warn(f"{error}; it is made again", RunWarning, stacklevel=2)
+    save_json(file, {"made": to_plain(make())})
+    return load_json(file)["made"]
+
+
+def _said(thing: Any) -> str:
+    if isinstance(thing, ClientStore):
+        raise TypeError("the words for a store do not say what is in it: give the task")
+    return digest_of(thing) if isinstance(thing, Task) else str(thing)
+
+
+def tune(
+    task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: Progress
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """The rates with the best metric on the validation clients after the configuration's rounds; and all that
+    were tried. One compiled program runs them all; where there is only one set of rates, nothing is trained."""
+    if len(grid_of(grid)) == 1:
+        return grid_of(grid)[0], []
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
+    if not isinstance(simulation, Simulation):
+        raise UserError("rates are tuned with the compiled backend: leave simulation.backend as it is")
+    evaluate, tried = make_evaluator(prepared, config, task.validation), []
+    for changes in grid_of(grid):
+        simulation.restart(config.seed, {RATES[key]: value for key, value in changes.items()})
+        try:
+            for records in simulation.run(config.rounds):
+                progress(Status(simulation.round, config.rounds, records[-1].loss, None))
+            value = float(evaluate(simulation.state.params, kept=simulation.kept_of)[metric])
+        except UserError:  # diverged
+            value = float("-inf")
+        tried.append({**changes, "validation": value})
+    best = max(tried, key=lambda each: each["validation"] if np.isfinite(each["validation"]) else -np.inf)
+    return {key: best[key] for key in grid}, tried
+
+
+def run_trials(
+    task: Task,
+    config: Config,
+    variant: Variant,
+    seeds: Sequence[int],
+    metric: str,
+    progress: Progress,
+    evaluate: Evaluator,
+) -> Trials:
+    """Train a variant with every seed, looking at the validation clients (`evaluate`) on the way and at the test
+    clients at the end. The clients of a round depend on the seed alone, so they are the same for all variants."""
+    began = time.perf_counter()
+    config = config.changed(variant.changes)
+    prepared = prepare(task, config)
+    simulation = make_simulation(prepared, config)
+    if not isinstance(simulation, Simulation):
+        raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
+    judge = evaluate.of(task.test.select(prepared.evaluated.columns))
+    every = min(config.simulation.evaluate_every or config.rounds, config.rounds)
+    curves, tests, sent, asked = [], [], 0, 0
+    for seed in seeds:
+        simulation.restart(seed)
+        curve = []
+        while simulation.round < config.rounds:
+            calls = simulation.run(min(every, config.rounds - simulation.round))
+            records = [record for call in calls for record in call]
+            sent += sum(record.bytes_down for record in records)
+            asked += sum(record.clients + record.empty for record in records)
+            found = evaluate(simulation.state.params, kept=simulation.kept_of)
+            curve.append(100 * found[metric])
+            progress(Status(simulation.round, config.rounds, records[-1].loss, found))
+        curves.append(curve)
+        tests.append(100 * judge(simulation.state.params, kept=simulation.kept_of)[metric])
+    rounds = [min(every * (i + 1), config.rounds) for i in range(len(curves[0]))]
+    whole = sum(leaf.nbytes for leaf in simulation.state.params.values())
+    down = sent / max(asked, 1)
+    seconds = time.perf_counter() - began
+    return Trials(variant, rounds, np.array(curves), np.array(tests), down, down / whole, seconds)
+
+
+def compare(
+    task: Task,
+    config: Config,
+    variants: Sequence[Variant],
+    seeds: Sequence[int],
+    metric: str,
+    progress: Progress,
+    folder: Path,
+) -> list[Trials]:
+    """All variants, one after the other. They differ in how they are trained, not in how they are judged, so one
+    program judges them all."""
+    evaluate = make_evaluator(prepare(task, config), config, task.validation, task.test)
+    done = []
+    for number, variant in enumerate(variants, 1):
+        part = f"{variant.name} ({number} of {len(variants)})"
+        shown: Callable[[Status], None] = lambda status, part=part: progress(status._replace(part=part))
+        found = once(
+            folder,
+            [config.to_toml(), task, variant, list(seeds)],
+            lambda v=variant, s=shown: run_trials(task, config, v, seeds, metric, s, evaluate).told(),
+        )
+        done.append(Trials.of(variant, found))
+    return done
+
+
+def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
+    """Mean over trials by round, with the standard deviation shaded; a panel for each group of variants."""
+    figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
+    all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    for axes, (title, trials) in zip(all_axes, panels.items(), strict=True):
+        for each in trials:
+            mean, spread = each.curves.mean(axis=0), each.curves.std(axis=0)
+            (line,) = axes.plot(each.rounds, mean, label=each.variant.name, linewidth=1.2)
+            axes.fill_between(
+                each.rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, lw=0
+            )
+        axes.set(xlabel="round", title=title)
+        axes.legend(frameon=False, fontsize=7)
+    all_axes[0].set_ylabel(label)
+    save_picture(path, figure, quick)
+
+
+def draw_sizes(
+    path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], label: str, quick: bool = False
+) -> None:
+    """The metric of the test clients against the size of what a client is sent; rows are `Trials.row`s."""
+    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for title, rows in groups.items():
+        inner = sorted(rows, key=lambda row: row["relative_size"])
+        axes.errorbar(
+            [row["relative_size"] for row in inner],
+            [row["ours"] for row in inner],
+            [row["spread"] for row in inner],
+            marker="o",
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            label=title,
+        )
+    axes.set(xlabel="size of a client's model, relative to the server's", ylabel=label, xscale="log")
+    axes.legend(frameon=False, fontsize=8)
+    save_picture(path, figure, quick)

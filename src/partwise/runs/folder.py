@@ -1,0 +1,213 @@
+"""A run's folder: what is in it, written so that a kill at any moment loses only the rounds since a checkpoint, and
+read only if it is as it was written."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partwise.checkpoint import (
+    load_arrays,
+    load_json,
+    load_text,
+    load_tree,
+    remove_temporary_files,
+    save_arrays,
+    save_json,
+    save_text,
+    save_tree,
+)
+from partwise.config.settings import Config, read_toml
+from partwise.runs import lock, records
+from partwise.runs.document import to_plain
+from partwise.types import RunWarning, UserError
+
+KEEP_CHECKPOINTS = 2
+AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
+LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", "summary.json")
+
+
+class Saved(NamedTuple):
+    """A state of the server, as a checkpoint holds it."""
+
+    state: Any
+    round: int
+
+
+class Folder:
+    """config.toml, start.json, model.json, vocabularies.json, metrics.jsonl, checkpoints/, model.safetensors,
+    summary.json."""
+
+    def __init__(self, path: str | Path):
+        self.path = lock.check_place(path)
+        self.metrics = self.path / "metrics.jsonl"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """For this writer alone; what killed writers left half written is removed."""
+        with lock.held(self.path):
+            for folder in (self.path, self.path / "checkpoints"):
+                remove_temporary_files(folder)
+            yield
+
+    # The start
+
+    def check_free(self) -> None:
+        """Raise if a run, or what is left of one, is here already."""
+        if self.exists():
+            raise UserError(
+                f"'{self.path}' already holds a run: add --resume (resume=True) to go on, or choose another "
+                f"folder with --out (out=...)"
+            )
+        left = [name for name in LATER if (self.path / name).exists()]
+        if left:
+            raise UserError(
+                f"'{self.path}' holds {', '.join(left)} of a run, but no config.toml: move them away, or choose "
+                f"another folder with --out (out=...)"
+            )
+
+    def start(
+        self,
+        config: Config,
+        options: Mapping[str, Any],
+        vocabularies: Mapping[str, np.ndarray],
+        begun: Mapping[str, Any],
+    ) -> None:
+        """A new run: refuses a folder that holds one already. `begun` is what must not change when it goes on."""
+        self.check_free()
+        save_json(self.path / "model.json", to_plain(options))
+        save_json(self.path / "vocabularies.json", {n: v.tolist() for n, v in vocabularies.items()})
+        save_json(self.path / "start.json", to_plain(begun))
+        self.save_config(config)
+
+    def save_config(self, config: Config) -> None:
+        """config.toml; with it, there is a run here."""
+        save_text(self.path / "config.toml", config.to_toml())
+
+    def discard(self) -> None:
+        """Remove a run that came to nothing; what others put into the folder stays."""
+        shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
+        for name in (*reversed(AT_START), "metrics.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "config.toml").exists()
+
+    def config(self) -> Config:
+        """The configuration of the run in this folder."""
+        path = self.path / "config.toml"
+        if not self.exists():
+            raise UserError(f"'{self.path}' holds no run (there is no config.toml in it)")
+        try:
+            load_text(path)
+        except UserError as error:
+            raise UserError(
+                f"{error}. A run keeps its configuration: put the file back as it was; --rounds and --data change "
+                f"what may be changed, and `partwise train --config` begins another run with an edited copy"
+            ) from None
+        return Config().changed(read_toml(path))
+
+    def begun(self) -> dict[str, Any]:
+        """What must not change when the run goes on: lanes, devices, and the fingerprint of its data."""
+        return load_json(self.path / "start.json")
+
+    def model_options(self) -> dict[str, Any]:
+        """What rebuilds the run's model without its data."""
+        return load_json(self.path / "model.json")
+
+    def vocabularies(self) -> dict[str, np.ndarray]:
+        """The source id of every key, by column."""
+        found = load_json(self.path / "vocabularies.json")
+        return {name: np.asarray(ids) for name, ids in found.items()}
+
+    # Rounds
+
+    def append(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """Add rounds to metrics.jsonl."""
+        records.append_records(self.metrics, rounds)
+
+    def records(self) -> list[dict[str, Any]]:
+        """All rounds so far; a last line that a kill cut short is left out."""
+        return records.read_records(self.metrics)
+
+    def rounds_done(self) -> int:
+        """How many rounds need not be run again, if nothing is damaged."""
+        return max(self._checkpoints(), default=0)
+
+    def save_checkpoint(self, state: Any, round_number: int) -> None:
+        """The server's state after a round, once its records are on the disk; those before the last two go."""
+        records.flush_records(self.metrics)
+        save_tree(self._checkpoint(round_number), state, {"round": round_number})
+        for old in sorted(self._checkpoints())[:-KEEP_CHECKPOINTS]:
+            self._checkpoint(old).unlink()
+
+    def checkpoint(self, round_number: int, like: Any) -> Saved:
+        """The state after that round, in the structure of `like`."""
+        path = self._checkpoint(round_number)
+        state, header = load_tree(path, like)
+        if header.get("round") != round_number:
+            raise UserError(f"'{path}' is of round {header.get('round')}")
+        return Saved(state, round_number)
+
+    def go_on(self, like: Any) -> Saved | None:
+        """The last state that is whole and whose records are; None to begin anew. Later records are dropped.
+
+        Where the last one is damaged, the one before it serves, with a warning; where no one is left, an error.
+        """
+        sound, problems = records.how_far(self.metrics), []
+        saved = None
+        for number in sorted(self._checkpoints(), reverse=True):
+            try:
+                if number > sound.rounds:
+                    raise records.damaged_line(self.metrics, sound.rounds + 1, sound.problem)
+                saved = self.checkpoint(number, like)
+                break
+            except UserError as error:
+                problems.append(str(error))
+        if problems and saved is None:
+            raise UserError(f"the run in '{self.path}' cannot go on: {'; '.join(dict.fromkeys(problems))}")
+        if problems and saved:
+            warnings.warn(
+                f"going on from round {saved.round}, because {problems[0]}", RunWarning, stacklevel=2
+            )
+        records.keep_first(self.metrics, saved.round if saved else 0)
+        return saved
+
+    def _checkpoint(self, round_number: int) -> Path:
+        return self.path / "checkpoints" / f"{round_number:08d}.safetensors"
+
+    def _checkpoints(self) -> list[int]:
+        """The rounds after which the state was saved."""
+        names = [path.stem for path in (self.path / "checkpoints").glob("*.safetensors")]
+        return [int(name) for name in names if name.isdecimal()]
+
+    # Results
+
+    def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        """The server's leaves, by path."""
+        save_arrays(self.path / "model.safetensors", params, header)
+
+    def model(self) -> dict[str, np.ndarray]:
+        """The trained leaves; of a run that has not ended, an error."""
+        path, rounds = self.path / "model.safetensors", self.config().rounds
+        arrays, header = load_arrays(path) if path.exists() else ({}, {"round": -1})
+        if header["round"] < rounds:
+            raise UserError(
+                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
+            )
+        return arrays
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        """summary.json."""
+        save_json(self.path / "summary.json", to_plain(summary))
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a run that has ended."""
+        return load_json(self.path / "summary.json")

@@ -1,0 +1,34 @@
+"""Where the rounds of a run go: into its folder as they come, or into memory where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from partwise.runs.folder import Folder
+from partwise.runs.records import iterate_records
+from partwise.runs.tally import Tally
+
+
+class Recorder:
+    """Writes rounds down and tallies them; of a run that goes on, after those that it has."""
+
+    def __init__(self, folder: Folder | None):
+        self.folder, self.tally = folder, Tally()
+        self._kept: list[dict[str, Any]] = []  # only where there is no folder
+        if folder and folder.metrics.exists():
+            for record in iterate_records(folder.metrics):
+                self.tally.add(record)
+
+    def add(self, rounds: Sequence[Mapping[str, Any]]) -> None:
+        """The next rounds."""
+        if self.folder:
+            self.folder.append(rounds)
+        else:
+            self._kept += map(dict, rounds)
+        for record in rounds:
+            self.tally.add(record)
+
+    def records(self) -> list[dict[str, Any]]:
+        """All rounds so far."""
+        return self.folder.records() if self.folder else list(self._kept)

@@ -1,0 +1,138 @@
+"""metrics.jsonl: a line for every round, each with a checksum, the rounds 1, 2, 3, ... without a gap.
+
+Lines are appended as rounds are run. What a kill or a bad disk left is told apart by checksum and number: rounds
+are taken as far as they are whole, and nothing is ever read past a damaged line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from partwise.runs.document import to_plain
+from partwise.simulation.loop import Record
+from partwise.types import UserError
+
+CHECK = b', "crc32": '
+
+
+def as_record(record: Record) -> dict[str, Any]:
+    """A line of metrics.jsonl, not evaluated yet."""
+    line = record._asdict()
+    loss = line.pop("loss")
+    if not record.serving:
+        del line["serving"]
+    return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
+
+
+def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Add rounds at the end; `flush_records` makes sure that they are on the disk."""
+    with _writing(path, "ab") as file:
+        file.write(b"".join(map(to_line, records)))
+
+
+def flush_records(path: Path) -> None:
+    """Return when all lines are on the disk."""
+    with _writing(path, "ab") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _writing(path: Path, mode: str) -> Iterator[Any]:
+    try:
+        with open(path, mode) as file:
+            yield file
+    except OSError as error:
+        raise UserError(
+            f"could not write '{path}': {error.strerror}. Checkpoints are untouched; make room, then go on with "
+            f"--resume (resume=True)."
+        ) from None
+
+
+def to_line(record: Mapping[str, Any]) -> bytes:
+    """A round as a line with its checksum."""
+    text = json.dumps(to_plain(record)).encode()
+    return text[:-1] + CHECK + b"%d}\n" % zlib.crc32(text)
+
+
+def from_line(line: bytes) -> dict[str, Any]:
+    """The inverse; a ValueError says what is wrong."""
+    start, sign, check = line.rpartition(CHECK)
+    text = start + b"}"
+    if not sign or check != b"%d}\n" % zlib.crc32(text):
+        raise ValueError("it does not fit its checksum")
+    return json.loads(text)
+
+
+class Sound(NamedTuple):
+    """How far the rounds of a file are whole, from the first on."""
+
+    rounds: int
+    problem: str  # what is wrong with the next line; empty if there is none
+
+
+def iterate_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The rounds from the first on; a ValueError where one is damaged or missing."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            record = from_line(line)
+            if record["round"] != number:
+                raise ValueError(f"it is of round {record['round']}, not {number}")
+            yield record
+
+
+def how_far(path: Path) -> Sound:
+    """Look at all lines, one after the other."""
+    rounds = 0
+    try:
+        for _ in iterate_records(path):
+            rounds += 1
+    except FileNotFoundError:
+        return Sound(0, "")
+    except OSError as error:
+        raise UserError(f"could not read '{path}': {error.strerror or error}") from None
+    except ValueError as error:
+        return Sound(rounds, str(error))
+    return Sound(rounds, "")
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """All rounds. A last line that a kill cut short is left out; damage before it is an error."""
+    records = []
+    try:
+        for record in iterate_records(path):
+            records.append(record)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"could not read '{path}': {error.strerror or error}") from None
+    except ValueError as error:
+        with open(path, "rb") as file:
+            lines = file.readlines()
+        if len(lines) > len(records) + 1 or lines[-1].endswith(b"\n"):
+            raise damaged_line(path, len(records) + 1, str(error)) from None
+    return records
+
+
+def damaged_line(path: Path, number: int, problem: str) -> UserError:
+    """Words for a file that cannot be read past a line."""
+    return UserError(
+        f"'{path}' is damaged: line {number} should be of round {number}, and {problem or 'is missing'}. Put a "
+        f"whole copy of it back, or train again in another folder"
+    )
+
+
+def keep_first(path: Path, rounds: int) -> None:
+    """Drop the lines after that round, which will be run again."""
+    if not path.exists():
+        return
+    with _writing(path, "r+b") as file:
+        for _ in range(rounds):
+            file.readline()
+        file.truncate(file.tell())
+        os.fsync(file.fileno())

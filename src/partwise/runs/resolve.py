@@ -1,0 +1,181 @@
+"""A task and its configuration: from what was asked for, or from the folder of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from partwise.config.algorithms import settings_for
+from partwise.config.effects import check_effects
+from partwise.config.options import read_options
+from partwise.config.settings import Config
+from partwise.runs.fingerprint import differences, fingerprint
+from partwise.runs.folder import Folder
+from partwise.tasks import (
+    Entry,
+    Task,
+    algorithm_of,
+    data_options,
+    find_task,
+    fitting,
+    is_named,
+    load_task,
+    with_preset,
+)
+from partwise.types import UserError, counted
+
+MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
+
+
+def resolve(
+    task: str | Task,
+    data: str | None,
+    changes: Mapping[str, Any],
+    preset: str | None = None,
+    recorded: Mapping[str, Any] | None = None,
+) -> tuple[Task, Config]:
+    """The task, and the configuration: defaults, then the task's settings or those of its preset, then all settings
+    of a recorded run, if there is one, then `changes`. What is written in `changes` must have an effect."""
+    name = task if isinstance(task, str) else task.name
+    if preset is not None and recorded:
+        raise UserError(
+            f"the preset '{preset}' would have no effect: the configuration of another run says all settings "
+            f"already. Leave one of the two out."
+        )
+    given = fitting(recorded or {}, changes) | dict(changes) | ({"data.path": str(data)} if data else {})
+    if given.get("task", name) != name:
+        raise UserError(
+            f"the task is '{name}', but the settings say '{given['task']}': leave out task={given['task']}"
+        )
+    asked = Config(task=name).changed(given)
+    given_name = isinstance(task, str)
+    task = _load(name, asked.data, preset) if given_name else _unchanged(task, asked.data, preset)
+    algorithm = given.get("algorithm", algorithm_of(task.defaults))
+    usual = Config(task=name).changed(fitting(settings_for(task.defaults, algorithm), given))
+    config = dataclasses.replace(usual.changed(given), data=dict(task.loaded))
+    check_effects(task, config, usual, changes)
+    return task, config
+
+
+def _load(name: str, options: Mapping[str, Any], preset: str | None) -> Task:
+    named = {key: value for key, value in options.items() if key != "path"}
+    read = read_options(find_task(name).load, named)
+    return load_task(name, options.get("path"), preset=preset, **read)
+
+
+def _unchanged(task: Task, options: Mapping[str, Any], preset: str | None) -> Task:
+    """A Task object that is loaded already: options cannot change it any more, nor can those of a preset."""
+    if preset is not None:
+        task = with_preset(task, preset)
+        options = data_options(task.defaults) | dict(options)
+    for name, value in options.items():
+        if name not in task.loaded or str(task.loaded[name]) != str(value):
+            raise UserError(
+                f"data.{name} = {value!r} cannot change a Task object, which is loaded already: make the Task "
+                f"with it, or give the name of a task instead"
+            )
+    return task
+
+
+def check_resumable(folder: Folder) -> None:
+    """Raise if there is no run to go on with."""
+    if not folder.exists():
+        raise UserError(
+            f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
+            f"(resume=True) to begin one there"
+        )
+
+
+def resumed(
+    folder: Folder,
+    task: str | Task | None,
+    data: str | None,
+    changes: Mapping[str, Any],
+    preset: str | None = None,
+) -> tuple[Task, Config]:
+    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds. A preset must be
+    the one that it was begun with."""
+    check_resumable(folder)
+    saved = folder.config()
+    name = task.name if isinstance(task, Task) else task or saved.task
+    if name != saved.task:
+        raise UserError(
+            f"the run in '{folder.path}' is of task '{saved.task}', not '{name}': leave the task out to go on "
+            f"with it, or begin another run in another folder"
+        )
+    loaded, config = reopened(folder, data, changes, task if isinstance(task, Task) else None)
+    if preset is not None:
+        own = with_preset(loaded, preset).defaults
+        options = {f"data.{name}": value for name, value in data_options(own).items()}
+        config = config.changed(settings_for(own, saved.algorithm) | options | dict(changes))
+    _check_same(folder, saved, config)
+    _check_rounds(folder, saved, config)
+    check_data(folder, loaded)
+    return loaded, config
+
+
+def reopened(
+    folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
+) -> tuple[Task, Config]:
+    """The task and configuration of a recorded run, with changes; its data may have moved to `data`."""
+    saved = folder.config()
+    if task is None:
+        entry_of(saved.task)
+    loaded, config = resolve(task or saved.task, data, changes, recorded=saved.flat())
+    for name, ids in folder.vocabularies().items():
+        if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
+            raise UserError(
+                f"column '{name}' of the data has other ids than when the run in '{folder.path}' was trained: "
+                f"give the data of that time with --data (data=...)"
+            )
+    return loaded, config
+
+
+def check_data(folder: Folder, task: Task) -> None:
+    """Raise if the data is not what the run was trained on."""
+    other = differences(folder.begun()["data"], fingerprint(task))
+    if other:
+        raise UserError(
+            f"the data is not that of the run in '{folder.path}': {'; '.join(other)}. Give the data of that time "
+            f"with --data (data=...), or train again on this one"
+        )
+
+
+def entry_of(name: str) -> Entry:
+    """The named task of a run."""
+    if not is_named(name):
+        raise UserError(
+            f"the run's task '{name}' is not a named one, so its folder alone cannot rebuild it: use the Run "
+            f"that train() returned, or give the task a name by an entry point (docs/adding.md)"
+        )
+    return find_task(name)
+
+
+def _check_same(folder: Folder, saved: Config, config: Config) -> None:
+    before, now = saved.flat(), config.flat()
+    other = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    other = [key for key in other if key not in MAY_CHANGE]
+    if other:
+        told = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
+        raise UserError(
+            f"a resumed run keeps its configuration, and in '{folder.path}' {told}: only the number of rounds may "
+            f"be changed (--rounds, rounds=), and its patience"
+        )
+
+
+def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
+    done, fixed = folder.rounds_done(), saved.server.schedule != "constant"
+    if config.rounds < done:
+        larger = "" if fixed else ", or give a larger one"
+        raise UserError(
+            f"the run in '{folder.path}' already has {counted(done, 'round')}; it cannot go on to {config.rounds}. "
+            f"Leave the number out to end it as it was begun ({counted(saved.rounds, 'round')}){larger}"
+        )
+    if config.rounds != saved.rounds and fixed:
+        raise UserError(
+            f"the rate of this run falls over its {saved.rounds} rounds, so it can be made neither longer nor "
+            f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"
+        )

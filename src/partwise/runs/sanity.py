@@ -1,0 +1,137 @@
+"""What can be known to go wrong before a round is run, and soon after."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from partwise.algorithm import init_params
+from partwise.config.algorithms import Prepared
+from partwise.config.settings import Config
+from partwise.device import Device, send
+from partwise.randomness import INIT_ROUND, round_rng
+from partwise.runs.folder import Folder
+from partwise.runs.tally import Tally
+from partwise.types import UserError, counted
+
+# Why an update was left out, as in the records: of one, of several, and what helps.
+LEFT_OUT = {
+    "broken": (
+        "update that was not finite",
+        "updates that were not finite",
+        "lower update.rate or reconstruct.rate",
+    ),
+    "empty": (
+        "client without query examples",
+        "clients without query examples",
+        "use split.kind=none or alternate with a smaller split.batch_size",
+    ),
+    "too_small": (
+        "client with fewer than cohort.min_examples examples",
+        "clients with fewer than cohort.min_examples examples",
+        "lower cohort.min_examples",
+    ),
+    "dropped": ("client that never reported", "clients that never reported", "lower cohort.dropout"),
+}
+
+
+def check_cohort(prepared: Prepared) -> None:
+    """Raise if a round asks more clients than there are, or if none of them can ever count."""
+    wanted, store = prepared.recruiting, prepared.store
+    if wanted.asked > store.num_clients:
+        most = int(store.num_clients / wanted.over_selection)
+        remedy = f"Use --cohort {most} or fewer (cohort.size)" if most else "Lower cohort.over_selection"
+        there = counted(store.num_clients, "training client")
+        raise UserError(
+            f"a round asks {counted(wanted.asked, 'client')} (cohort.size {wanted.size} x cohort.over_selection "
+            f"{wanted.over_selection:g}), but the task has only {there}. {remedy}."
+        )
+    largest = int(store.counts.max())
+    if wanted.min_examples > largest:
+        raise UserError(
+            f"nobody can take part: cohort.min_examples is {wanted.min_examples}, and the largest of the "
+            f"{store.num_clients} training clients has {counted(largest, 'example')}. Lower cohort.min_examples."
+        )
+
+
+def check_fit(prepared: Prepared, config: Config) -> None:
+    """Raise if model and partition, or model and algorithm, do not fit, by a look at the largest client."""
+    algorithm = prepared.build(prepared.rates)
+    examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
+    rng = round_rng(config.seed, INIT_ROUND)
+    device = Device(algorithm)
+    keys = device.ask(examples).keys
+    device.check(send(algorithm.partition, init_params(algorithm, rng), keys, rng), examples)
+
+
+def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:
+    """Raise if a run's model has not the shapes that its task and settings now make, or is not finite."""
+    algorithm = prepared.evaluation(prepared.rates)
+    wanted = jax.eval_shape(lambda: init_params(algorithm, round_rng(0, INIT_ROUND)))
+    try:
+        found = algorithm.partition.server_leaves(params)
+    except KeyError as error:
+        raise UserError(f"the model in '{folder.path}' has no {error}: keep the task's settings") from None
+    for path, leaf in wanted.items():
+        if found[path].shape != leaf.shape:
+            raise UserError(
+                f"the model in '{folder.path}' has '{path}' of shape {found[path].shape}, and these settings "
+                f"make it {leaf.shape}: keep the settings that shape the model (data.*)"
+            )
+    check_finite(f"the model in '{folder.path}'", found)
+
+
+def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
+    """Raise if some value is not finite, with the name of the array."""
+    for path, array in arrays.items():
+        wrong = int(np.size(array) - np.isfinite(np.asarray(array, np.float64)).sum())
+        if wrong:
+            raise UserError(
+                f"{what} is of no use: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. The "
+                f"training went wrong: train again with lower rates (reconstruct.rate, update.rate, server.rate)"
+            )
+
+
+def left_out(tally: Tally) -> dict[str, int]:
+    """How many updates were not used in all rounds, by the reason."""
+    return {reason: tally.sums[reason] for reason in LEFT_OUT}
+
+
+def tell_left_out(counts: Mapping[str, int]) -> str:
+    """The same in words; empty if nothing was left out."""
+    return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
+
+
+def check_going(tally: Tally, patience: int, rounds: int) -> None:
+    """Raise if the run goes nowhere: nobody has counted so far, or most rounds of late went wrong.
+
+    A short run has less patience: half of its rounds.
+    """
+    if not tally.sums["clients"]:
+        if tally.rounds >= min(patience or rounds, rounds):
+            raise _nobody_counted(tally)
+    elif patience and tally.wrong >= max(min(patience, rounds // 2), 1):
+        raise _goes_wrong(tally)
+
+
+def _nobody_counted(tally: Tally) -> UserError:
+    counts = left_out(tally)
+    main = max(counts, key=lambda reason: counts[reason])
+    return UserError(
+        f"no client counted in {counted(tally.rounds, 'round')}, so nothing was learned: {tell_left_out(counts)}. "
+        f"To mend it, {LEFT_OUT[main][2]}."
+    )
+
+
+def _goes_wrong(tally: Tally) -> UserError:
+    clients = ", ".join(map(str, tally.wrong_clients))
+    whose = f"; {tally.sums['broken']} updates were not finite, of late those of clients {clients}"
+    return UserError(
+        f"the training goes wrong since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
+        f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
+        f"(update.rate, reconstruct.rate, server.rate), or look at single clients with --set "
+        f"simulation.backend=plain; --set simulation.patience=0 goes on regardless."
+    )

@@ -1,0 +1,133 @@
+"""What is told of a run when it has ended."""
+
+from __future__ import annotations
+
+import math
+import platform
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from partwise import __version__
+from partwise.config.algorithms import Prepared
+from partwise.config.parts import make_evaluation_split
+from partwise.config.settings import Config
+from partwise.model.spec import one_per_example
+from partwise.runs.sanity import left_out
+from partwise.runs.tally import Tally
+from partwise.tasks import Task
+
+
+def summarize_run(
+    task: Task, prepared: Prepared, config: Config, tally: Tally, test: Mapping[str, Any]
+) -> dict[str, Any]:
+    """summary.json, but for the seconds."""
+    clients = max(sum(tally.sums[reason] for reason in ("clients", "empty", "broken")), 1)
+    return {
+        "task": config.task,
+        "algorithm": config.algorithm,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "seconds_per_round": tally.median_seconds(),
+        "test": dict(test),
+        "not_finite": not_finite(test),
+        "best": best_reachable(task, prepared, config),
+        **left_out(tally),
+        "fewer": _fewer(task),
+        "serving": config.serving.way,
+        "bytes_down_per_client": tally.sums["bytes_down"] / clients,
+        "bytes_up_per_client": tally.sums["bytes_up"] / clients,
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "device": device_words(),
+        "versions": {"python": platform.python_version(), "partwise": __version__, **_versions()},
+    }
+
+
+def device_words() -> str:
+    """What the run is on."""
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+
+
+def _versions() -> dict[str, str]:
+    """Of what results may depend on; a package that runs from its source is not known as installed."""
+    found = {}
+    for name in ("jax", "optax", "numpy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:
+    """The best that anybody could reach on the test clients, judged as they are, where it is known."""
+    kept = prepared.evaluation(prepared.rates).judged_with
+    on_query = bool(prepared.evaluated.partition.local_paths) and not (task.seen or kept)
+    return dict(task.best(make_evaluation_split(config) if on_query else None))
+
+
+def _fewer(task: Task) -> dict[str, tuple[int, int]]:
+    """Options of which the data had less than was asked for, such as words: asked, there."""
+    pairs = {name: (task.loaded.get(name), there) for name, there in task.options.items()}
+    return {
+        name: (asked, there)
+        for name, (asked, there) in pairs.items()
+        if isinstance(asked, int) and isinstance(there, int) and there < asked
+    }
+
+
+def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") -> dict[str, str]:
+    """Which clients were judged, with which parameters, and what weighs how much in a mean."""
+    partition, keeps = prepared.evaluated.partition, prepared.evaluation(prepared.rates).judged_with
+    if not partition.local_paths:
+        local = "none"
+    elif keeps:
+        local = "as the client kept it"
+    elif config.reconstruct.method == "skip" and config.evaluation.local == "rebuilt":
+        local = "as it begins"
+    else:
+        local = {
+            "tuned": "as the server trained it, then fine-tuned",
+            "trained": "as the server trained it",
+        }.get(config.evaluation.local, "rebuilt")
+    tuned = config.fine_tune.max_steps != 0 and not (task.seen or keeps)
+    return {
+        "clients": "seen" if task.seen or split == "train" else "unseen",
+        "local": local
+        + (", then fine-tuned" if tuned and config.fine_tune.joint and local != "none" else ""),
+        "others": "fine-tuned" if tuned else "as trained",
+        "weights": _weights(prepared.evaluated.model.weight),
+    }
+
+
+def _weights(weigh: Callable[..., Any]) -> str:
+    """What weighs alike in a mean: examples, or what a function with a name counts."""
+    name = getattr(weigh, "__name__", "<")
+    if weigh is one_per_example:
+        return "examples"
+    return "by the model's own weight" if name.startswith("<") else name
+
+
+def not_finite(metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics that are no finite number, or are not for some client, although there were examples.
+
+    One that is undefined for these examples is not among them."""
+    if not metrics["clients"]:
+        return []
+    known = {name: spread for name, spread in metrics["over_clients"].items() if metrics[name] is not None}
+    return [
+        name
+        for name, spread in known.items()
+        if not (math.isfinite(metrics[name]) and math.isfinite(spread.get("mean", 0)))
+    ]
+
+
+def tell_not_finite(names: Sequence[str], split: str) -> str:
+    """The same in a sentence."""
+    return (
+        f"{', '.join(names)} of the {split} clients is not a finite number; the model is of no use to some of "
+        f"them. Lower reconstruct.rate or update.rate."
+    )

@@ -1,0 +1,331 @@
+"""Train and evaluate: a task and a configuration into a run, recorded in a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from partwise.config.algorithms import Prepared, prepare
+from partwise.config.effects import check_judging
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore
+from partwise.runs.fingerprint import fingerprint
+from partwise.runs.folder import Folder
+from partwise.runs.personal import Personal
+from partwise.runs.recorder import Recorder
+from partwise.runs.records import as_record
+from partwise.runs.resolve import check_data, check_resumable, reopened, resolve, resumed
+from partwise.runs.sanity import check_cohort, check_fit, check_going, check_model
+from partwise.runs.summary import device_words, judged, summarize_run, tell_not_finite
+from partwise.runs.tally import Tally
+from partwise.simulation.clock import compile_seconds
+from partwise.simulation.evaluator import Evaluator, KeptOf
+from partwise.simulation.lanes import choose_lanes
+from partwise.simulation.loop import Simulation
+from partwise.simulation.mesh import use_all_cores
+from partwise.simulation.plain import PlainSimulation
+from partwise.tasks import Task
+from partwise.types import RunWarning, UserError
+
+SPLITS = ("train", "validation", "test")
+DEFAULT = "planted"  # the task that is trained if none is named
+
+
+class Status(NamedTuple):
+    """Where a run is, for a progress bar."""
+
+    round: int
+    rounds: int
+    loss: float
+    evaluation: Mapping[str, Any] | None
+    part: str = ""  # which of several trainings
+
+
+Progress = Callable[[Status], None]
+
+
+def silent(status: Status) -> None:
+    """Show no progress."""
+
+
+def untold(text: str) -> None:
+    """Tell nothing."""
+
+
+class Run(NamedTuple):
+    """A finished run: its results and its model."""
+
+    config: Config
+    task: Task
+    params: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    recorded: Recorder
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every round; of a run with a folder they are read from it, else they are kept in memory."""
+        return self.recorded.records()
+
+    @property
+    def test(self) -> Mapping[str, Any]:
+        """The metrics of the test clients."""
+        return self.summary["test"]
+
+    @property
+    def personal(self) -> Personal:
+        """The trained model for one client, which rebuilds and uses its local part offline."""
+        return Personal(self.config, self.task.personal, self.params, self.task.train.vocabularies)
+
+
+def train(
+    task: str | Task | None = None,
+    *,
+    data: str | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    preset: str | None = None,
+    progress: Progress = silent,
+    told: Callable[[str], None] = untold,
+    changes: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,
+    began: float | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a task (by name, or one of your own; by default `planted`) and evaluate it on its test clients.
+
+    `preset` takes other settings of the task in place of its defaults, such as those of its "paper"; `recorded` are
+    all settings of another run (its config.toml as dotted keys), on which `changes` are made. `told` hears in words
+    what goes on before the first round.
+
+    `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
+    are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
+    run stopped. `began` is the `time.perf_counter()` from which the seconds in all count (default: this call).
+    """
+    began = time.perf_counter() if began is None else began
+    use_all_cores()
+    changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
+    told("loading")
+    if out is None:
+        if resume:
+            raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
+        begun = resolve(task or DEFAULT, data, changes, preset, recorded)
+        return _train(*begun, None, progress, told, began)
+    folder = Folder(out)
+    if resume:
+        check_resumable(folder)
+    with folder.held():
+        if resume:
+            begun = resumed(folder, task, data, {**(recorded or {}), **changes}, preset)
+        else:
+            folder.check_free()
+            begun = resolve(task or DEFAULT, data, changes, preset, recorded)
+        return _train(*begun, folder, progress, told, began)
+
+
+def _train(
+    task: Task,
+    config: Config,
+    folder: Folder | None,
+    progress: Progress,
+    told: Callable[[str], None],
+    began: float,
+) -> Run:
+    compiling = compile_seconds()
+    prepared = prepare(task, config)
+    check_cohort(prepared)
+    check_fit(prepared, config)
+    clients = f"{prepared.store.num_clients:,} training clients"
+    for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
+        told(note)
+    simulation = make_simulation(prepared, config, _lanes_of(folder))
+    evaluate = make_evaluator(prepared, config, task.validation, task.test)
+    with recording(folder, task, config, simulation) as recorder:
+        _rounds(simulation, evaluate, config, recorder, progress)
+    params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+    if folder:
+        folder.save_model(params, {"task": config.task, "round": simulation.round})
+    test = evaluate.of(task.test.select(prepared.evaluated.columns))(
+        simulation.state.params, kept=simulation.kept_of
+    ) | {"judged": judged(task, prepared, config)}
+    summary = summarize_run(task, prepared, config, recorder.tally, test) | {
+        "lanes": simulation.lanes,
+        "seconds_compile": compile_seconds() - compiling,
+    }
+    if folder:
+        _draw(folder, recorder.tally, summary)
+    summary["seconds_total"] = time.perf_counter() - began
+    if folder:
+        folder.save_summary(summary)
+    if summary["not_finite"]:
+        warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=3)
+    return Run(config, task, params, summary, recorder)
+
+
+def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
+    """The learning curve; a run is not lost for want of its picture."""
+    try:
+        from partwise.runs.picture import learning_curve
+
+        learning_curve(folder.path / "curve.png", tally.curve(), summary)
+    except Exception as error:
+        warnings.warn(
+            f"the run is saved, but its curve.png could not be drawn: {type(error).__name__}: {error}",
+            RunWarning,
+            stacklevel=4,
+        )
+
+
+def _rounds(
+    simulation: Simulation | PlainSimulation,
+    evaluate: Evaluator,
+    config: Config,
+    recorder: Recorder,
+    progress: Progress,
+) -> None:
+    """Run the rounds that are left. A round that is evaluated is written down with its evaluation."""
+    every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
+    while simulation.round < config.rounds:
+        due, save = _next(simulation.round, every), _next(simulation.round, saving)
+        stop, last = min(due, save, config.rounds), {}
+        for call in simulation.run(stop - simulation.round):
+            *lines, last = map(as_record, call)
+            if simulation.round < stop or stop not in (due, config.rounds):
+                lines.append(last)
+            _write(recorder, lines, config)
+            progress(Status(simulation.round, config.rounds, call[-1].loss, None))
+        if stop in (due, config.rounds):
+            last["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
+            _write(recorder, [last], config)
+            progress(Status(stop, config.rounds, last["train"]["loss"], last["evaluation"]))
+        if recorder.folder and stop in (save, config.rounds):
+            recorder.folder.save_checkpoint(simulation.snapshot(), stop)
+
+
+def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config) -> None:
+    recorder.add(lines)
+    check_going(recorder.tally, config.simulation.patience, config.rounds)
+
+
+def _lanes_of(folder: Folder | None) -> int:
+    """Those that the run in a folder began with; 0 if none did yet."""
+    return int(folder.begun()["lanes"]) if folder and folder.exists() else 0
+
+
+@contextmanager
+def recording(
+    folder: Folder | None, task: Task, config: Config, simulation: Simulation | PlainSimulation
+) -> Iterator[Recorder]:
+    """Begin a run's folder, or go on with the run that is there. Of a new run that fails before any client counted
+    nothing is left."""
+    if folder is None:
+        yield Recorder(None)
+        return
+    new = not folder.exists()
+    if new:
+        begun = {"lanes": simulation.lanes, "device": device_words(), "data": fingerprint(task)}
+        folder.start(config, task.options, task.train.vocabularies, begun)
+    else:
+        _go_on(folder, simulation)
+        folder.save_config(config)
+    recorder = Recorder(folder)
+    try:
+        yield recorder
+    except UserError:
+        if new and not recorder.tally.sums["clients"]:
+            folder.discard()
+        raise
+
+
+def _go_on(folder: Folder, simulation: Simulation | PlainSimulation) -> None:
+    before = folder.begun()["device"]
+    if before != device_words():
+        warnings.warn(
+            f"the run in '{folder.path}' began on {before} and goes on on {device_words()}: its sums may differ in "
+            f"the last digits",
+            RunWarning,
+            stacklevel=5,
+        )
+    saved = folder.go_on(simulation.snapshot())
+    if saved:
+        simulation.resume(saved.state, saved.round)
+
+
+def _next(round_number: int, every: int) -> int:
+    """The next multiple; 0 means never."""
+    return (round_number // every + 1) * every if every > 0 else sys.maxsize
+
+
+def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simulation | PlainSimulation:
+    """The backend that the configuration names; lanes measured unless they are given."""
+    given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
+    if config.simulation.backend == "plain":
+        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
+    if config.simulation.backend != "compiled":
+        raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
+    make = lambda count: Simulation(
+        *given,
+        seed=config.seed,
+        lanes=count,
+        rounds_per_call=config.simulation.rounds_per_call,
+        serving=config.serving.way,
+    )
+    wanted = lanes or config.simulation.lanes
+    if wanted:
+        return make(wanted)
+    name = dataclasses.replace(config, seed=0, rounds=0).to_toml() + str(prepared.store)
+    return choose_lanes(make, config.rounds, name)
+
+
+def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
+    """Evaluation of these clients, in a program that fits the others too."""
+    seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
+    return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
+
+
+def evaluate_run(
+    run: str | Path,
+    split: str = "test",
+    changes: Mapping[str, Any] | None = None,
+    data: str | None = None,
+) -> dict[str, Any]:
+    """Evaluate a recorded run again, perhaps with other settings (another number of reconstruction steps).
+
+    `data` is where the run's data is, if not where it was.
+    """
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
+    check_judging(changes or {})
+    use_all_cores()
+    folder = Folder(run)
+    params = folder.model()
+    task, config = reopened(folder, data, changes or {})
+    if not any(key.startswith("data.") for key in changes or {}):  # other options make other data
+        check_data(folder, task)
+    prepared = prepare(task, config)
+    check_model(folder, prepared, params)
+    evaluate = make_evaluator(prepared, config, getattr(task, split))
+    result = evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
+    return result | {"judged": judged(task, prepared, config, split)}
+
+
+def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
+    """What the clients of a finished run kept, from its last checkpoint, where they are judged with it."""
+    if not evaluate.algorithm.judged_with:
+        return None
+    simulation = make_simulation(prepared, config, _lanes_of(folder))
+    if config.rounds != folder.rounds_done():
+        raise UserError(
+            f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
+            f"hold it, are gone: train it again"
+        )
+    saved = folder.checkpoint(config.rounds, simulation.snapshot())
+    simulation.resume(saved.state, saved.round)
+    return simulation.kept_of

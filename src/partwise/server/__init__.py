@@ -1,0 +1,1 @@
+"""What the server does in a round: choose clients, add up their reports, and take a step."""

@@ -1,0 +1,81 @@
+"""Means corrected by heat (FedSubAvg, Algorithm 1, line 9): a row's mean over the cohort times N / n_m.
+
+Its expectation over cohorts is the mean over the clients that hold the row, so rows that few hold move as fast as
+those that all hold. It is a factor on the mean of any weighting, before any server optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from partwise.data.heat import Heat, coefficients
+from partwise.data.heat_estimate import Seen
+from partwise.model.partition import Partition
+from partwise.server.mean import Aggregator, Carried, mean, uniform
+from partwise.server.total import Report, Total
+from partwise.types import UserError, unknown
+
+Weigh = Callable[[Report], jax.Array]
+
+
+def sub_mean(heats: Mapping[str, Heat], weigh: Weigh = uniform, cap: float | None = None) -> Aggregator:
+    """The mean over the cohort, times N / n_m in the key spaces whose heat is given.
+
+    Count by clients where clients count alike, by samples (the authors' code) where they count by examples. A
+    factor is at most `cap`.
+    """
+
+    def init(partition: Partition) -> Carried:
+        for space in heats:
+            if space not in partition.spaces:
+                raise unknown("key space of heat", space, partition.spaces)
+        factors = {
+            space: jnp.asarray(coefficients(heat, cap, partition.num_keys(space)))
+            for space, heat in heats.items()
+        }
+        return {"factors": factors}
+
+    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
+        return _corrected(partition, total, carried["factors"]), carried
+
+    return Aggregator(weigh, decode, (), init)
+
+
+def estimated_sub_mean(
+    spaces: tuple[str, ...], weigh: Weigh = uniform, cap: float | None = None
+) -> Aggregator:
+    """The same where N and n_m are unknown: with the share of holders among all clients that reported so far, this
+    round's among them (`data.heat_estimate` states its error). Where clients count by examples, so do holders."""
+
+    def init(partition: Partition) -> Carried:
+        holders = {space: jnp.zeros(partition.num_keys(space)) for space in spaces}
+        return {"holders": holders, "seen": {"weight": jnp.zeros(())}}
+
+    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
+        seen = {
+            space: Seen(holders, carried["seen"]["weight"]).add(total.held[space], total.weight)
+            for space, holders in carried["holders"].items()
+        }
+        factors = {space: each.coefficients(cap=cap) for space, each in seen.items()}
+        now = {space: each.holders for space, each in seen.items()}
+        weight = {"weight": carried["seen"]["weight"] + total.weight}
+        return _corrected(partition, total, factors), {"holders": now, "seen": weight}
+
+    if not spaces:
+        raise UserError("heat is of key spaces, and there is none: give some leaf the role keyed(space)")
+    return Aggregator(weigh, decode, spaces, init)
+
+
+def _corrected(partition: Partition, total: Total, factors: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The mean over the cohort with the rows of keyed leaves multiplied."""
+    plain, _ = mean().decode(partition, total, {})
+    space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
+    over_rows = lambda path: factors[space_of(path)].reshape(-1, *[1] * (plain[path].ndim - 1))
+    return {
+        path: update * over_rows(path) if space_of(path) in factors else update
+        for path, update in plain.items()
+    }

@@ -1,0 +1,130 @@
+"""The server's state and its step: the mean update into the optimizer, on whole tables or on some of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise import tree
+from partwise.model.partition import Partition
+from partwise.server.optimizers import Optimizer
+
+
+class ServerState(NamedTuple):
+    """All that the server carries from round to round."""
+
+    params: Mapping[str, jax.Array]  # every leaf the server stores, flat, keyed leaves rows first
+    optimizer: Any
+    aggregator: Mapping[str, Mapping[str, Any]] = {}  # what it carries (see server.mean)
+
+
+def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The server leaves that clients update."""
+    frozen = partition.of("frozen")
+    return tuple(path for path in params if path not in frozen)
+
+
+def init_state(
+    partition: Partition,
+    optimizer: Optimizer,
+    params: Mapping[str, jax.Array],
+    aggregator: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ServerState:
+    """The state before the first round."""
+    params = {path: jax.lax.convert_element_type(leaf, leaf.dtype) for path, leaf in params.items()}
+    moving = {path: params[path] for path in trainable(partition, params)}
+    return ServerState(params, optimizer.transform.init(moving), aggregator or {})
+
+
+def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
+    """One server round; nothing moves if nobody reported (`active` false)."""
+    moving = {path: state.params[path] for path in mean}
+    gradients = tree.like({path: -update for path, update in mean.items()}, moving)
+    changes, new_state = optimizer.transform.update(gradients, state.optimizer, moving)
+    moved = optax.apply_updates(moving, changes)
+    kept = tree.where(active, (moved, tree.like(new_state, state.optimizer)), (moving, state.optimizer))
+    return ServerState({**state.params, **kept[0]}, kept[1], state.aggregator)
+
+
+def map_tables(
+    partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any
+):
+    """Apply `function(leaf, space, *leaves of others)` to keyed leaves, to their optimizer state and to what the
+    aggregator carries alike."""
+    keyed = partition.of("keyed")
+    space_of = lambda path: partition.roles[path].space if path in keyed else ""
+    spaces = {path: space_of(path) for path in trainable(partition, state.params)}
+    on_leaf = lambda leaf, space, *rest: (
+        function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
+    )
+    params = {
+        path: on_leaf(leaf, spaces.get(path, ""), *(other.params[path] for other in others))
+        for path, leaf in state.params.items()
+    }
+    labels = optax.tree_map_params(
+        optimizer.transform,
+        lambda leaf, space: space,
+        state.optimizer,
+        spaces,
+        transform_non_params=lambda leaf: "",
+    )
+    slots = jax.tree_util.tree_map(on_leaf, state.optimizer, labels, *(other.optimizer for other in others))
+    carried = {
+        name: {
+            word: on_leaf(
+                leaf,
+                word if word in partition.spaces else space_of(word),
+                *(other.aggregator[name][word] for other in others),
+            )
+            for word, leaf in by_word.items()
+        }
+        for name, by_word in state.aggregator.items()
+    }
+    return ServerState(params, slots, carried)
+
+
+def take_rows(
+    partition: Partition, optimizer: Optimizer, state: ServerState, rows: Mapping[str, jax.Array]
+) -> ServerState:
+    """The state with its tables cut to these rows, by key space. A row out of range stands for none: it reads
+    the last row, which is quicker than zeros, and `put_rows` drops it."""
+    take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
+    return map_tables(partition, optimizer, take, state)
+
+
+def put_rows(
+    partition: Partition,
+    optimizer: Optimizer,
+    state: ServerState,
+    rows: Mapping[str, jax.Array],
+    part: ServerState,
+) -> ServerState:
+    """The state with those rows, and all that is no table, replaced; the inverse of `take_rows`."""
+    put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop") if space in rows else new
+    return map_tables(partition, optimizer, put, state, part)
+
+
+def step_rows(
+    partition: Partition,
+    optimizer: Optimizer,
+    state: ServerState,
+    rows: Mapping[str, jax.Array],
+    mean: Mapping[str, jax.Array],
+    active: Any,
+) -> ServerState:
+    """`step` on these rows of the tables and on all that is no table; `mean` is of whole tables."""
+    keyed = partition.of("keyed")
+    space_of = {path: partition.roles[path].space for path in mean if path in keyed}
+    part = take_rows(partition, optimizer, state, rows)
+    cut = {path: mean[path][rows[space]] for path, space in space_of.items() if space in rows}
+    part = step(part, optimizer, {**mean, **cut}, active)
+    return put_rows(partition, optimizer, state, rows, part)
+
+
+def is_finite(state: ServerState) -> jax.Array:
+    """Whether the parameters are all finite numbers."""
+    return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

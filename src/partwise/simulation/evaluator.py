@@ -1,0 +1,265 @@
+"""Evaluation of many clients at once: the compiled twin of one client's `evaluate`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from partwise import tree
+from partwise.algorithm import Algorithm, Build, kept_shape, whole_model
+from partwise.client.evaluate import BATCH
+from partwise.data.store import ClientStore
+from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
+from partwise.model.spec import Metric, Model, Pooled
+from partwise.randomness import EVALUATION_ROUND, round_rng
+from partwise.selection.choose import Choice
+from partwise.selection.slices import receive
+from partwise.simulation import stage
+from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
+from partwise.simulation.round import lane_client, over_lanes
+from partwise.types import UserError
+
+LANES = 32
+CLIENTS_PER_CALL = 8192
+KEPT_BYTES = 1 << 28  # of all clients of a call together, at most
+
+# Ids -> what those clients keep: `Simulation.kept_of`.
+KeptOf = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+
+
+class Evaluator:
+    """Evaluates a store's clients; keeps the data and the compiled program for the next time.
+
+    `others` are stores that will be evaluated too, through `of`: one program is made that fits them all.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        rates: Mapping[str, float],
+        store: ClientStore,
+        *,
+        seed: int = 0,
+        others: Sequence[ClientStore] = (),
+    ):
+        self.build, self.rates, self.store, self.seed = build, dict(rates), store, seed
+        self.algorithm: Algorithm = build(self.rates)
+        self.mesh = make_mesh()
+        stores = (store, *others)
+        self._choose = whole_model(self.algorithm.partition)
+        capacities = [stage.capacities_of(each, self.algorithm.partition, self._choose) for each in stores]
+        self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
+        self._size = max(min(self._clients_per_call(), each.num_clients) for each in stores)
+        self._num_rows = max(_largest_block(each, self._size) for each in stores)
+        self._most = max(int(each.counts.max(initial=1)) for each in stores)
+        self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
+        self._staged: tuple[Any, stage.Plan] | None = None
+
+    def of(self, store: ClientStore) -> Evaluator:
+        """The same evaluation of other clients, with the same program if they fit into it, as `others` do."""
+        if not self._fits(store):
+            return Evaluator(self.build, self.rates, store, seed=self.seed)
+        other = copy.copy(self)
+        other.store, other._staged = store, None
+        other._num_rows = max(self._num_rows, _largest_block(store, self._size))
+        return other
+
+    def _fits(self, store: ClientStore) -> bool:
+        """Whether there is room for the largest of these clients and for its keys."""
+        needed = stage.capacities_of(store, self.algorithm.partition, self._choose)
+        room = all(needed[space] <= self._capacities[space] for space in needed)
+        return room and store.counts.max(initial=1) <= self._most
+
+    def sums(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> dict[str, Sums]:
+        """Every metric that is a mean, of every client, as sums [clients], in the store's order."""
+        return self.measure(params, rates, kept)[0]
+
+    def measure(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> tuple[dict[str, Sums], dict[str, Pairs]]:
+        """Sums [clients] in the store's order, and the pairs [examples] of pooled metrics in no order.
+
+        `params` may have leaves that are not needed; `rates` replace those that were given before; `kept` is
+        asked for what clients keep, by their ids, where the algorithm judges them with it.
+        """
+        values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
+        needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
+        rng = round_rng(self.seed, EVALUATION_ROUND)
+        empty = lambda: np.zeros(self.store.num_clients)
+        pooled = _pooled(self.algorithm.model)
+        summed = [name for name in (*self.algorithm.model.metrics, "loss") if name not in pooled]
+        sums = {name: Sums(empty(), empty()) for name in summed}
+        pairs: dict[str, list[Pairs]] = {name: [] for name in pooled}
+        for first in range(0, self.store.num_clients, max(self._size, 1)):
+            shelf, plan = self._stage(first)
+            plan = self._with_kept(plan, first, kept)
+            result = to_host(self._program(values, needed, shelf, plan, rng))
+            order = plan.slots.client[0]
+            for name, total in sums.items():
+                for target, found in zip(total, result[name], strict=True):
+                    target[first + order[order >= 0]] = found[order >= 0]
+            for name, blocks in pairs.items():
+                blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
+        return sums, {name: _joined(blocks) for name, blocks in pairs.items()}
+
+    def __call__(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> dict[str, Any]:
+        """Metrics pooled over examples, and mean and percentiles over clients."""
+        return summarize(self.algorithm.model, *self.measure(params, rates, kept))
+
+    def _clients_per_call(self) -> int:
+        """Fewer than usual where what they keep would not fit."""
+        shapes = [kept_shape(self.algorithm, path) for path in self.algorithm.judged_with]
+        each = sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
+        return min(CLIENTS_PER_CALL, max(KEPT_BYTES // max(each, 1), 1))
+
+    def _with_kept(self, plan: stage.Plan, first: int, kept: KeptOf | None) -> stage.Plan:
+        """The plan of a block with what its clients keep, where they are judged with it."""
+        if not self.algorithm.judged_with:
+            return plan
+        if kept is None:
+            raise UserError(
+                "these clients are judged with what they keep from round to round: say what that is, as in "
+                "evaluate(simulation.state.params, kept=simulation.kept_of)"
+            )
+        found, slots = kept(self.store.client_ids[first : first + self._size]), plan.slots
+        nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # of client -1
+        taken = {
+            path: np.concatenate([found[path], nobody(found[path])])[slots.client]
+            for path in self.algorithm.judged_with
+        }
+        return plan._replace(slots=slots._replace(kept=taken))
+
+    def _model_bytes(self) -> int:
+        """What a client works on, about: all but the tables of which it reads single rows."""
+        partition = self.algorithm.partition
+        looked_up = {
+            path for s, paths in partition.spaces.items() if not partition.is_whole(s) for path in paths
+        }
+        shapes = (leaf for path, leaf in partition.shapes.items() if path not in looked_up)
+        return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
+
+    def _stage(self, first: int) -> tuple[Any, stage.Plan]:
+        """A block of clients, in arrays of the same shape for every block."""
+        if self._staged and self.store.num_clients <= self._size:
+            return self._staged
+        size, num_rows = self._size, self._num_rows
+        positions = np.arange(first, min(first + size, self.store.num_clients))
+        partition = self.algorithm.partition
+        population = stage.populate(self.store.gather(positions), partition, self._choose)
+        cohort = np.full((1, size), -1)
+        cohort[0, : len(positions)] = np.arange(len(positions))
+        lanes = 1 if fills_a_core(self._model_bytes()) else min(LANES, -(-size // self.mesh.size))
+        if _pooled(self.algorithm.model):  # every lane has room for the largest client's pairs
+            lanes = min(lanes, max(2 * num_rows // self._most, 1))
+        plan = stage.plan(population, cohort, self.mesh.size, lanes)
+        plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
+        values = stage.values_per_example(self.store, partition)
+        room = {
+            space: self._capacities[space]
+            if self._choose[space].name == "all"
+            else min(num_rows * values[space], size * self._capacities[space])
+            for space in values
+        }
+        shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
+        self._staged = (jax.device_put(shelf, everywhere(self.mesh)), plan)
+        return self._staged
+
+
+def _largest_block(store: ClientStore, size: int) -> int:
+    """The most examples of any block of so many clients."""
+    if not store.num_clients:
+        return 1
+    return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
+
+
+def _pooled(model: Model) -> dict[str, Pooled]:
+    return {name: metric for name, metric in model.metrics.items() if isinstance(metric, Pooled)}
+
+
+def _joined(blocks: Sequence[Pairs]) -> Pairs:
+    """The pairs of all blocks; of none, none."""
+    nothing = Pairs(np.zeros(0), np.zeros(0), np.zeros(0, bool))
+    return Pairs(*(np.concatenate(parts) for parts in zip(nothing, *blocks, strict=True)))
+
+
+def _compile(
+    build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice], most: int
+) -> Any:
+    """`most` is the size of the largest client. Pairs of pooled metrics lie where their client's rows do."""
+
+    def on_device(
+        rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
+    ) -> Any:
+        algorithm = build(rates)
+        received = receive(algorithm.partition, params)
+        plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
+
+        num_rows = next(iter({**shelf.columns, **shelf.positions}.values())).shape[0]
+        room = lambda dtype: jnp.zeros(num_rows, dtype)
+        nothing = {name: Pairs(room(float), room(float), room(bool)) for name in _pooled(algorithm.model)}
+
+        def lane(slot: stage.Slots, longest: jax.Array) -> Measured:
+            client = lane_client(algorithm, received, shelf, slot, longest, rng, capacities, choose)
+            return algorithm.evaluate(client._replace(examples=client.examples._replace(most=most)))
+
+        def chunk(pairs: dict[str, Pairs], share: stage.Plan) -> tuple[dict[str, Pairs], Any]:
+            measured = over_lanes(lane, share.slots, share.longest)
+            fresh = {name: measured.pop(name) for name in pairs}
+            return {name: _lay_down(pairs[name], fresh[name], share) for name in pairs}, measured
+
+        pairs, sums = jax.lax.scan(chunk, nothing, plan)
+        return jax.tree_util.tree_map(lambda x: x[None], {**sums, **pairs})
+
+    mapped = jax.shard_map(
+        on_device, mesh=mesh, in_specs=(P(), P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
+    )
+    return jax.jit(mapped, compiler_options=compiler_options())
+
+
+def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:
+    """Put every lane's pairs [lanes, room] where its client's rows are, as far as the longest client goes."""
+
+    def block(i: jax.Array, pairs: Pairs) -> Pairs:
+        part = Pairs(*(jax.lax.dynamic_slice_in_dim(x, i * BATCH, BATCH, axis=1) for x in fresh))
+        rows = share.slots.start[:, None] + i * BATCH + jnp.arange(BATCH)
+        rows = jnp.where(part.held, rows, pairs.held.shape[0]).ravel()
+        return Pairs(*(x.at[rows].set(p.ravel(), mode="drop") for x, p in zip(pairs, part, strict=True)))
+
+    return jax.lax.fori_loop(0, -(-share.longest // BATCH), block, pairs)
+
+
+def summarize(model: Model, sums: Mapping[str, Sums], pairs: Mapping[str, Pairs]) -> dict[str, Any]:
+    """What is told of an evaluation; a metric without a value is None, and `undefined` says why."""
+    names = (*model.metrics, "loss")
+    pooled = _pooled(model)
+    finish = {name: metric.finish for name, metric in model.metrics.items() if isinstance(metric, Metric)}
+    values, undefined = over_pairs(pairs, {name: metric.finish for name, metric in pooled.items()})
+    values |= over_examples(sums, finish)
+    held = next(iter(sums.values())).weight > 0
+    spread = over_clients(sums, finish) | {name: {"clients": int(held.sum())} for name in pooled}
+    return {
+        **{name: values[name] for name in names},
+        "clients": int(held.sum()),
+        "clients_without_examples": int((~held).sum()),
+        "over_clients": {name: spread[name] for name in names},
+        **({"undefined": undefined} if undefined else {}),
+    }

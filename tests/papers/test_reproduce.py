@@ -1,0 +1,53 @@
+"""A quick check of a reproduction says that it is one, and never takes the place of a full result."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from partwise.papers import reproduce as papers
+from partwise.papers.fedrecon import Kitchen
+from partwise.runs.picture import QUICK
+from partwise.runs.train import Status
+from partwise.types import UserError
+
+ROW = {"row": "a", "metric": "rmse", "paper": 1.0, "ours": 1.1, "spread": 0.0, "seeds": 1}
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch, tmp_path):
+    made = papers.Reproduction("a table", lambda *_: {"rows": [ROW]})
+    monkeypatch.setitem(papers.REPRODUCTIONS, "table", made)
+    monkeypatch.chdir(tmp_path)
+
+
+def shown(result) -> str:
+    screen = io.StringIO()
+    papers.show_table(Console(file=screen, width=100), result)
+    return screen.getvalue()
+
+
+def test_a_quick_check_has_a_folder_of_its_own_and_says_what_it_is(tmp_path):
+    quick, full = papers.reproduce("table", quick=True), papers.reproduce("table")
+    assert (quick["folder"], full["folder"]) == ("runs/table-quick", "runs/table")
+    assert QUICK in shown(quick)
+    assert QUICK not in shown(full)
+
+
+def test_a_full_result_is_not_overwritten_silently(tmp_path):
+    papers.reproduce("table", out="here", quick=True)
+    assert not papers.reproduce("table", out="here")["replaced"]
+    with pytest.raises(UserError, match="'here' holds a full reproduction"):
+        papers.reproduce("table", out="here", quick=True)
+    assert json.loads((tmp_path / "here" / "table.json").read_text())["quick"] is False
+    assert "was replaced" in shown(papers.reproduce("table", out="here"))
+
+
+def test_progress_says_which_row_of_how_many():
+    told = []
+    kitchen = Kitchen(None, [0], True, told.append)
+    kitchen.of = 2
+    for name in ("first", "second"):
+        kitchen.show(name)(Status(1, 2, 0.5, None))
+    assert [status.part for status in told] == ["row 1 of 2: first", "row 2 of 2: second"]

@@ -1,0 +1,100 @@
+"""Serving as accounting and as a choice: of a run, of the plain loop, and before any run."""
+
+from __future__ import annotations
+
+import pytest
+
+from partwise.algorithm import init_params
+from partwise.config.algorithms import prepare
+from partwise.device import Device
+from partwise.randomness import INIT_ROUND, round_rng
+from partwise.reports.serving_costs import compare_serving
+from partwise.runs.resolve import resolve
+from partwise.runs.train import train
+from partwise.selection.serving import WAYS
+from partwise.server.step import init_state
+from partwise.simulation.plain import plain_round
+from partwise.types import UserError
+
+PLANTED = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 12, "data.dim": 4}
+PLANTED |= {"cohort.size": 6, "rounds": 3, "simulation.lanes": 3}
+TAGS = {"data.num_clients": 40, "data.num_words": 60, "data.num_tags": 8, "data.mean_examples": 6}
+TAGS |= {"data.words_per_example": 10, "cohort.size": 5, "select.word": "sample:9"}
+WRITERS = {"data.num_clients": 20, "data.median": 20, "data.network": "2nn", "cohort.size": 4}
+NAMES = "seconds", "evaluation", "train"
+
+
+def run(**changes):
+    return train("planted", changes={**PLANTED, **changes})
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """The same run, compiled and plain."""
+    return run(), run(**{"simulation.backend": "plain"})
+
+
+def test_compiled_and_plain_records_tell_the_same(runs):
+    for compiled, plain in zip(*(each.records for each in runs), strict=True):
+        assert compiled.keys() == plain.keys()
+        assert all(compiled[name] == plain[name] for name in compiled if name not in NAMES)
+        assert set(compiled["serving"]) == set(WAYS)
+
+
+def test_the_command_counts_what_a_run_counts(runs):
+    told = compare_serving("planted", None, PLANTED, rounds=3)
+    lines = {line["way"]: line for line in told["lines"] if line["encoding"] == "take"}
+    for way, line in lines.items():
+        of_run = [record["serving"][way] for record in runs[0].records]
+        assert line["bytes_per_round"] * 3 == sum(each["bytes_down"] + each["bytes_up"] for each in of_run)
+        assert line["peak"] == max(each["peak"] for each in of_run)
+    assert runs[0].summary["bytes_down_per_client"] == lines["on_demand"]["down_per_client"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_way_says_whose_bytes_are_told(runs, way):
+    other = run(**{"serving.way": way, "rounds": 1})
+    (record,), first = other.records, runs[0].records[0]
+    assert record["bytes_down"] == first["serving"][way]["bytes_down"]
+    assert record["bytes_up"] == first["serving"][way]["bytes_up"]
+    assert record["train"] == pytest.approx(first["train"])
+    assert other.summary["serving"] == way
+
+
+@pytest.mark.parametrize("psi", ["take", "int8"])
+def test_messages_are_what_is_counted_but_for_their_headers(psi):
+    from partwise.model.partition import with_psi
+    from partwise.model.psi import PSIS
+    from partwise.selection.serving import KEY_BYTES, serve, sizes_of
+
+    task, config = resolve("planted", None, PLANTED)
+    prepared = prepare(task, config)
+    algorithm = prepared.build(prepared.rates)
+    algorithm = algorithm._replace(partition=with_psi(algorithm.partition, PSIS[psi]))
+    rng = round_rng(0, INIT_ROUND)
+    state = init_state(algorithm.partition, algorithm.optimizer, init_params(algorithm, rng))
+    done = plain_round(algorithm, Device(algorithm), state, prepared.store, [0, 1, 2], rng)
+    served = serve(sizes_of(algorithm.partition), 3, done.demands)["on_demand"]
+    assert 0 < done.bytes_down - served.bytes_down < 3 * 400
+    assert 0 < done.bytes_up - (served.bytes_up - KEY_BYTES * served.requests) < 3 * 400
+
+
+@pytest.mark.parametrize(("task", "changes"), [("tags-planted", TAGS), ("writers", WRITERS)])
+def test_other_tasks(task, changes):
+    told = compare_serving(task, None, changes, rounds=2)
+    assert [(line["way"], line["encoding"]) for line in told["lines"][:4]] == [
+        ("broadcast", "take"),
+        ("broadcast", "float16"),
+        ("broadcast", "int8"),
+        ("on_demand", "take"),
+    ]
+    assert told["best"]["down"] == [("on_demand", "int8"), ("pregenerated", "int8")]
+    assert told["best"]["work"] == told["best"]["private"] == ["broadcast"]
+    assert told["best"]["work_per_round"]["pregenerated"] == sum(told["keys"].values())
+
+
+def test_mistakes():
+    with pytest.raises(UserError, match="at least 1 round must be drawn, not 0"):
+        compare_serving("planted", rounds=0)
+    with pytest.raises(UserError, match=r"serving.way.*'cdn' \(known: broadcast, on_demand, pregenerated"):
+        run(**{"serving.way": "cdn"})

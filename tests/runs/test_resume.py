@@ -1,0 +1,126 @@
+"""A run that goes on: only with the run that is there, and never to fewer rounds than it has."""
+
+import numpy as np
+import pytest
+
+from partwise.checkpoint import load_arrays
+from partwise.runs.folder import Folder
+from partwise.runs.train import evaluate_run, train
+from partwise.tasks import load_task
+from partwise.types import UserError
+
+SMALL = {
+    "data.num_clients": 40,
+    "data.num_items": 20,
+    "data.mean_examples": 12,
+    "data.dim": 2,
+    "cohort.size": 4,
+    "rounds": 4,
+    "simulation.rounds_per_call": 2,
+    "simulation.checkpoint_every": 2,
+    "simulation.lanes": 2,
+    "server.schedule": "constant",
+}
+CARRIED = {
+    "rounds": 6,
+    "cohort.size": 6,
+    "simulation.checkpoint_every": 2,
+    "simulation.rounds_per_call": 1,
+    "simulation.lanes": 3,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    train("planted", out=tmp_path / "run", changes=SMALL)
+    return Folder(tmp_path / "run")
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("task", "setting", "shape", "times"),
+    [
+        (
+            "movielens-liked",
+            {"algorithm": "scaffold"},
+            (24,),
+            1,
+        ),  # a control variate of the bias for each client
+        # weights, and holders, of 209 features
+        ("movielens-liked", {"algorithm": "fed_avg", "server.mean": "seen"}, (209,), 2),
+        ("movielens-seen", {"algorithm": "fed_rep", "data.dim": 3}, (24, 3), 1),  # a vector of each client
+    ],
+)
+def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, task, setting, shape, times):
+    """What clients keep, or the aggregator counts: resumed, it ends in every bit as if it had not been killed."""
+    given = {"data": str(liked_folder), "changes": {**CARRIED, **setting}}
+    whole = train(task, out=tmp_path / "whole", **given)
+
+    def kill(status):
+        if status.round == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(task, out=tmp_path / "killed", progress=kill, **given)
+    assert Folder(tmp_path / "killed").rounds_done() == 4
+    resumed = train(out=tmp_path / "killed", resume=True)
+    losses = [[record["train"]["loss"] for record in run.records] for run in (whole, resumed)]
+    assert losses[0] == losses[1]
+    assert whole.test == resumed.test
+    last = [tmp_path / name / "checkpoints" / "00000006.safetensors" for name in ("whole", "killed")]
+    (expected, _), (found, _) = map(load_arrays, last)
+    assert expected.keys() == found.keys()
+    assert [array.any() for array in found.values() if array.shape == shape] == [True] * times
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_fewer_rounds_than_are_done_are_refused(folder):
+    before = (folder.path / "summary.json").read_bytes()
+    with pytest.raises(UserError, match="already has 4 rounds; it cannot go on to 3"):
+        train(out=folder.path, resume=True, rounds=3)
+    assert folder.config().rounds == 4
+    assert (folder.path / "summary.json").read_bytes() == before
+
+
+def test_killed_in_an_extension_it_goes_on_to_the_new_number(folder):
+    def kill(status):
+        raise Killed
+
+    with pytest.raises(Killed):
+        train(out=folder.path, resume=True, rounds=8, progress=kill)
+    assert folder.config().rounds == 8
+    with pytest.raises(UserError, match="has not ended"):
+        evaluate_run(folder.path)
+    assert train(out=folder.path, resume=True).summary["rounds"] == 8
+    assert [record["round"] for record in folder.records()] == list(range(1, 9))
+
+
+def test_a_run_that_is_not_there_is_not_begun(tmp_path):
+    with pytest.raises(UserError, match=r"holds no run to go on with.*leave out --resume \(resume=True\)"):
+        train("planted", out=tmp_path / "nope", resume=True, changes=SMALL)
+    with pytest.raises(UserError, match=r"--out DIR \(in Python, out="):
+        train("planted", resume=True)
+    assert not (tmp_path / "nope").exists()
+
+
+def test_another_task_is_refused(tmp_path):
+    task = load_task("planted", num_clients=40, num_items=20, mean_examples=12, dim=2)
+    Folder(tmp_path).start(train(task, rounds=1, simulation__lanes=2, cohort__size=4).config, {}, {}, {})
+    for other in ("movielens", task._replace(name="other")):
+        with pytest.raises(UserError, match=r"is of task 'planted', not '(movielens|other)'"):
+            train(other, out=tmp_path, resume=True)
+    with pytest.raises(UserError, match="the task is 'planted', but the settings say 'movielens'"):
+        train("planted", changes={"task": "movielens"})
+
+
+def test_a_task_object_says_how_it_was_loaded():
+    task = load_task("planted", num_clients=40, num_items=20, mean_examples=12, dim=2)
+    given = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}
+    assert task.loaded.items() >= given.items()
+    assert (task.loaded["initial"], task.loaded["biases"]) == ("learned", False)  # and what was not said
+    with pytest.raises(UserError, match=r"data.dim = 3 cannot change a Task object"):
+        train(task, data__dim=3)

@@ -1,0 +1,102 @@
+"""Benchmarks: what a case's figures mean, and that the cases of the language model can be made."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from partwise import bench
+from partwise.config.algorithms import prepare
+from partwise.config.settings import Config
+from partwise.runs.resolve import resolve
+from partwise.tasks import load_task
+from partwise.types import UserError
+
+SHAPE = {"sentences": 6, "num_words": 9, "num_buckets": 3, "length": 5, "embedding": 2, "units": 3}
+
+
+def rates(seconds: float, algorithm: str = "fed_avg", **changes: object) -> dict[str, float | None]:
+    """Of 24 clients with 6 sentences of 5 words each."""
+    task = load_task("next-word-planted", num_clients=30, **SHAPE)
+    named = {f"update.{name}": value for name, value in changes.items()}
+    return bench._rates(task, Config().changed({"algorithm": algorithm, "cohort.size": 10, **named}), seconds)
+
+
+def test_a_step_and_what_is_trained_in_a_second():
+    """Two epochs in batches of 3: 4 steps a client, 40 of 10 clients; each trains all its 30 words twice."""
+    found = rates(2.0, batch_size=3, epochs=2)
+    assert found == {
+        "ms_per_client_step": pytest.approx(1e3 * 2.0 / 40),
+        "weight_per_second": pytest.approx(10 * 30 * 2 / 2.0),
+    }
+
+
+def test_steps_are_not_all_that_clients_of_reconstruction_do():
+    assert set(rates(1.0, "fed_recon").values()) == {None}
+
+
+def test_steps_that_end_before_the_examples_do():
+    """One step of 3 of its 6 sentences: half of the words."""
+    found = rates(1.0, batch_size=3, epochs=1, max_steps=1)
+    assert found["ms_per_client_step"] == pytest.approx(100)
+    assert found["weight_per_second"] == pytest.approx(10 * 15)
+
+
+def test_batches_that_are_not_full_count_what_they_hold():
+    """Two steps of 4 and 2 sentences an epoch, three in all: 10 of them."""
+    found = rates(1.0, batch_size=4, epochs=2, max_steps=3)
+    assert found["ms_per_client_step"] == pytest.approx(1e3 / 30)
+    assert found["weight_per_second"] == pytest.approx(10 * 10 * 5)
+
+
+def test_the_cases_of_the_language_model_fit_their_task():
+    """Every case is a configuration that can be prepared; the task is made small here."""
+    cases = bench.BENCHMARKS["next-word"].cases(True)
+    assert len({case.name for case in cases}) == len(cases) == 6
+    small = {f"data.{name}": value for name, value in SHAPE.items()} | {"data.num_clients": 40}
+    for case in cases:
+        task, config = resolve(case.task, None, {**case.changes, **small})
+        assert prepare(task, config).rates["update"] > 0
+        assert task.options["precision"] == config.data["precision"]
+    assert [config.algorithm, cases[-1].name] == ["fed_recon", "FedRecon"]
+    assert {case.task for case in cases} <= set(bench.GENERATED)
+
+
+SMALL = {
+    **{f"data.{name}": value for name, value in SHAPE.items()},
+    "data.num_clients": 20,
+    "algorithm": "fed_avg",
+    "cohort.size": 4,
+    "simulation.lanes": 1,
+    "simulation.rounds_per_call": 1,
+}
+
+
+def test_a_case_is_measured():
+    told = bench.measure(bench.Case("small", "next-word-planted", SMALL, rounds=2), None)
+    assert (told["case"], told["lanes"], told["evaluated_clients"]) == ("small", 1, 2)
+    assert all(told[name] > 0 for name in ("seconds_per_round", "ms_per_client_step", "weight_per_second"))
+
+
+def test_a_case_that_fails_leaves_the_others_as_they_are(monkeypatch, capsys):
+    cases = [
+        bench.Case("small", "next-word-planted", SMALL, rounds=2),
+        bench.Case("too fast", "next-word-planted", SMALL | {"update.rate": 1e30}, rounds=2),
+        bench.Case("small again", "next-word-planted", SMALL, rounds=2),
+    ]
+    monkeypatch.setitem(bench.BENCHMARKS, "three", bench.Benchmark("", lambda quick: cases))
+    monkeypatch.setattr(bench, "_alone", lambda function, *arguments: function(*arguments))
+    heard = []
+    result = bench.bench("three", told=heard.append)
+    assert ["error" in line for line in result["results"]] == [False, True, False]
+    assert "no longer finite" in result["results"][1]["error"]
+    assert [text.split(":")[0] for text in heard] == [
+        "three, case 1 of 3, small",
+        "three, case 2 of 3, too fast",
+        "three, case 3 of 3, small again",
+    ]
+    bench.show_table(Console(width=80), result)
+    assert "too fast failed: the server's parameters are no longer finite" in capsys.readouterr().out
+    cases.pop(0)
+    with pytest.raises(UserError, match="no longer finite"):
+        bench.bench("three")
