@@ -21,8 +21,8 @@ from partwise.data import ClientStore, open_store, read_table, reading
 from partwise.data.loaders import (
     amazon_clicks,
     amazon_reviews,
-    handwriting,
-    movielens,
+    mnist_writers,
+    movielens_ratings,
     sentiment140,
     shakespeare,
     stackexchange,
@@ -35,15 +35,15 @@ from partwise.types import UserError
 READERS = {
     "table": lambda path: read_table(path, "user"),
     "store": open_store,
-    "movielens": movielens.load,
+    "movielens": movielens_ratings.load,
     "clicks": amazon_clicks.load,
     "reviews": lambda path: list(amazon_reviews.load(path)),
     "tweets": lambda path: list(sentiment140.load(path)),
     "speeches": lambda path: list(shakespeare.load(path)),
     "posts": lambda path: list(stackexchange.load(path)),
     "sentences": lambda path: list(stackoverflow.load(path)),
-    "mnist": handwriting.load_mnist_by_writer,
-    "emnist": handwriting.load_emnist,
+    "mnist": mnist_writers.load_mnist_by_writer,
+    "emnist": mnist_writers.load_emnist,
     "words": read_vocabulary,
     "local": load_local,
 }
@@ -80,12 +80,12 @@ def pack(path, member, content, method=8):
 def test_damaged_members_of_all_methods_are_named(tmp_path, method):
     lines = "".join(f"{user}::{item}::4::9\n" for user in range(40) for item in range(20))
     file = pack(tmp_path / "ml-1m.zip", "ml-1m/ratings.dat", lines, method)
-    store, refused = movielens.load(file), 0
+    store, refused = movielens_ratings.load(file), 0
     whole = file.read_bytes()
     for place in range(60, len(whole) - 60, max(len(whole) // 20, 1)):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
         try:
-            assert np.array_equal(movielens.load(file).columns["item"], store.columns["item"])
+            assert np.array_equal(movielens_ratings.load(file).columns["item"], store.columns["item"])
         except UserError as error:
             refused += "ml-1m.zip" in str(error)
     assert refused > 10
@@ -102,7 +102,7 @@ def test_encrypted_and_unknown_zips_are_named(tmp_path, field, value, message):
     data[field], data[central + field + 2] = value, value
     file.write_bytes(data)
     with pytest.raises(UserError, match=f"ml-1m.zip cannot be read .*{message}"):
-        movielens.load(file)
+        movielens_ratings.load(file)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_zip_may_not_lie_about_its_size(tmp_path, small_limits):
         data[place : place + 4] = (100).to_bytes(4, "little")
     file.write_bytes(data)
     with pytest.raises(UserError, match=r"ml-1m.zip"):
-        movielens.load(file)
+        movielens_ratings.load(file)
 
 
 def array_file(header: str, content: bytes = b"") -> bytes:
@@ -163,7 +163,7 @@ def test_headers_of_arrays_that_cannot_be_are_refused(tmp_path, header):
         for name in ("images", "labels", "writer", "split"):
             archive.writestr(f"{name}.npy", array_file(header, b"\0"))
     with pytest.raises(UserError, match=r"mnist_by_writer\.npz"):
-        handwriting.load_mnist_by_writer(file)
+        mnist_writers.load_mnist_by_writer(file)
 
 
 def test_packed_tables_that_are_damaged_are_named(tmp_path):

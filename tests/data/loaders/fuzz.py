@@ -23,8 +23,8 @@ from partwise.data import open_store, read_table
 from partwise.data.loaders import (
     amazon_clicks,
     amazon_reviews,
-    handwriting,
-    movielens,
+    mnist_writers,
+    movielens_ratings,
     movielens_users,
     sentiment140,
     shakespeare,
@@ -52,7 +52,7 @@ def read_lists(path: Path) -> None:
 
 
 def with_users(path: Path) -> None:
-    movielens_users.with_users(movielens.load(path), path)
+    movielens_users.with_users(movielens_ratings.load(path), path)
 
 
 def read_client(path: Path) -> None:
@@ -67,8 +67,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "arrays": load_arrays,
     "local": load_local,
     "words": read_vocabulary,
-    "movielens": movielens.load,
-    "movielens-100k": lambda path: movielens.load(path, "100k"),
+    "movielens": movielens_ratings.load,
+    "movielens-100k": lambda path: movielens_ratings.load(path, "100k"),
     "movielens-users": with_users,
     "amazon-clicks": lambda path: amazon_clicks.load(path, min_ratings=1),
     "amazon-reviews": lambda path: list(amazon_reviews.load(path)),
@@ -77,8 +77,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "stackexchange": lambda path: list(stackexchange.load(path)),
     "stackoverflow": lambda path: list(stackoverflow.load(path)),
     "tff": lambda path: list(tff.read_clients(path)),
-    "mnist": handwriting.load_mnist_by_writer,
-    "emnist": lambda path: handwriting.load_emnist(path, only_digits=True),
+    "mnist": mnist_writers.load_mnist_by_writer,
+    "emnist": lambda path: mnist_writers.load_emnist(path, only_digits=True),
 }
 
 
