@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from partwise import bench
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.runs.resolve import resolve
 from partwise.tasks import load_task

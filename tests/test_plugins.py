@@ -11,7 +11,8 @@ from partwise.plugins import find, names
 from partwise.types import UserError
 
 MODULE = """
-from partwise.config.algorithms import ALGORITHMS, AlgorithmEntry
+from partwise.algorithms.entry import AlgorithmEntry
+from partwise.algorithms.registry import find_algorithm
 from partwise.data import planted_ratings
 from partwise.tasks import Entry, ratings_task
 from partwise.tasks.ratings import settings
@@ -23,7 +24,7 @@ def load(data=None, *, num_clients: int = 40, dim: int = 2):
 
 
 TASK = Entry("a task of mine", load, settings)
-ALGORITHM = AlgorithmEntry("an algorithm of mine", ALGORITHMS["fed_recon"].prepare)
+ALGORITHM = AlgorithmEntry("an algorithm of mine", find_algorithm("fed_recon").prepare)
 """
 POINTS = """
 [partwise.tasks]

@@ -14,7 +14,7 @@ from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice, everything, own
 from partwise.server.mean import Aggregator
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
 from partwise.server.total import Report
 from partwise.types import UserError, unknown
@@ -40,7 +40,7 @@ class Algorithm(NamedTuple):
     personalize: Callable[[Client, Progress], Progress]
     evaluate: Callable[[Client], Measured]
     aggregator: Aggregator
-    optimizer: Optimizer
+    optimizer: ServerOptimizer
     choose: Mapping[str, Choice]
     check: Callable[[Client], None] | None = None
     keeps: tuple[str, ...] = ()

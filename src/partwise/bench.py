@@ -86,7 +86,7 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from partwise.config.algorithms import prepare
+    from partwise.algorithms.registry import prepare
     from partwise.runs.train import make_evaluator, make_simulation
     from partwise.simulation.clock import compile_seconds
     from partwise.simulation.mesh import use_all_cores

@@ -14,11 +14,11 @@ from partwise.types import UserError, unknown
 
 
 class Lazy(NamedTuple):
-    """An entry of the library's own that is imported when it is asked for, because it needs an extra."""
+    """An entry of the library's own that is imported when it is asked for, and perhaps needs an extra."""
 
     summary: str
     where: str  # module:NAME
-    extra: str  # that it needs
+    extra: str = ""  # that it needs
 
 
 def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
@@ -51,6 +51,8 @@ def _import(kind: str, name: str, lazy: Lazy) -> Any:
     try:
         return getattr(importlib.import_module(module), entry)
     except ImportError as error:
+        if not lazy.extra:
+            raise
         raise UserError(
             f"the {kind} '{name}' needs a package that is not installed ({error.name}): "
             f"pip install 'partwise[{lazy.extra}]'"

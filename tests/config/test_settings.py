@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.config.options import explain_options, read_options
 from partwise.config.parts import make_server_optimizer
 from partwise.config.settings import Config, explain

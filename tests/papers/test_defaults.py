@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.papers.defaults import first_of
 from partwise.papers.reproduce import reproduce
 from partwise.runs.resolve import resolve

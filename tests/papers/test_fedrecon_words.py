@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from partwise.algorithms.registry import prepare
 from partwise.cli import main
-from partwise.config.algorithms import prepare
 from partwise.papers import fedrecon_trainings as trained
 from partwise.papers import fedrecon_words as words
 from partwise.papers import study

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from partwise.config.algorithms import settings_for
+from partwise.algorithms.registry import settings_for
 from partwise.config.settings import Config
 from partwise.data.generated.writers import generate_writers
 from partwise.papers import fedselect as select

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.runs.train import make_evaluator, train
 from partwise.tasks import load_task
 

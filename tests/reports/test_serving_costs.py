@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partwise.algorithm import init_params
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.device import Device
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.reports.serving_costs import compare_serving

@@ -12,8 +12,8 @@ import pytest
 
 import partwise as pw
 from partwise.algorithm import init_params
+from partwise.algorithms.registry import prepare
 from partwise.client.split import everything
-from partwise.config.algorithms import prepare
 from partwise.config.parts import make_evaluation_split
 from partwise.data import by_client, planted_ratings
 from partwise.data.store import ClientStore

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from partwise import load_task, train
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.tasks.clicks import ATTENTION, attend, deep_interest_network
 from partwise.testing import check_algorithm, check_task

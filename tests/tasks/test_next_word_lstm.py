@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.data.text.sentences import TokenIds, encode
 from partwise.data.text.words import Vocabulary

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.runs.train import train
 from partwise.tasks import load_task

@@ -16,23 +16,39 @@ took part has nothing. Federated Reconstruction keeps nothing for that reason (F
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax.numpy as jnp
 
-from partwise.algorithm import Algorithm, change, choices
+from partwise.algorithm import Algorithm, Build, change, choices
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_recon import evaluation_build
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
-from partwise.client.reconstruct import Reconstruct
+from partwise.client.reconstruct import Reconstruct, check_solvable
 from partwise.client.split import everything
 from partwise.client.state import Client, Progress, begin, local_values, total_weight, with_deltas
 from partwise.client.update import Update
+from partwise.config.judged import check_judged, check_rebuilt
+from partwise.config.parts import (
+    make_aggregator,
+    make_choices,
+    make_reconstruct,
+    make_recruiting,
+    make_server_optimizer,
+    make_update,
+    one_of,
+    rates_of,
+)
+from partwise.config.settings import Config
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server.mean import Aggregator, mean
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Report
+from partwise.tasks.base import Task
 from partwise.types import UserError
 
 BEGAN = (
@@ -45,7 +61,7 @@ def fed_per(
     partition: Partition,
     *,
     update: Update,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     local: Reconstruct | None = None,
     aggregator: Aggregator | None = None,
     choose: Mapping[str, Choice] | None = None,
@@ -75,15 +91,15 @@ def fed_per(
 
     keeps = (*partition.local_paths, BEGAN)
     return Algorithm(
-        model,
-        partition,
-        client_update,
-        personalize,
-        lambda client: evaluate(client, resume(client), everything),
-        aggregator or mean(),
-        optimizer,
-        choices(partition, choose),
-        check,
+        model=model,
+        partition=partition,
+        client=client_update,
+        personalize=personalize,
+        evaluate=lambda client: evaluate(client, resume(client), everything),
+        aggregator=aggregator or mean(),
+        optimizer=optimizer,
+        choose=choices(partition, choose),
+        check=check,
         keeps=keeps,
         judged_with=keeps,
     )
@@ -108,3 +124,76 @@ def _check(partition: Partition) -> None:
         raise UserError(
             f"parameter '{BEGAN}': clients keep a number of that name beside their parameters; rename it"
         )
+
+
+# How a configuration makes them
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """FedPer and LG-FedAvg: the local part is trained along with the rest."""
+    one_of("update.method", config.update.method, ("steps",))
+    if not config.update.joint:
+        raise UserError(
+            f"{config.algorithm} trains local and shared parts together: leave update.joint = true, or use fed_rep"
+        )
+    return _prepare_keeping(task, config, lambda rates: None)
+
+
+def prepare_fed_rep(task: Task, config: Config) -> Prepared:
+    """FedRep: first the local part, as reconstruct.* says, then the rest, as update.* says."""
+    one_of("reconstruct.method", config.reconstruct.method, ("steps", "solve"))
+    if config.update.joint:
+        raise UserError(
+            "fed_rep trains the local part before the shared ones: leave update.joint = false, or use fed_per"
+        )
+    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
+    check = check_solvable if config.reconstruct.method == "solve" else None
+    return _prepare_keeping(task, config, lambda rates: make_reconstruct(config, rates), check)
+
+
+def _prepare_keeping(
+    task: Task,
+    config: Config,
+    make_local: Callable[[Mapping[str, Any]], Reconstruct | None],
+    check: Callable[[Client], None] | None = None,
+) -> Prepared:
+    """Seen clients are judged with the local part that they kept; unseen ones, who have none, rebuild theirs:
+    RECONEVAL."""
+    check_rebuilt(config)
+    check_judged(task, config)
+    setting = task.personal
+    if not setting.partition.local_paths:
+        raise UserError(
+            f"clients of {config.algorithm} keep a local part, and task '{task.name}' has none: use fed_avg, or a "
+            f"task with one"
+        )
+    store = task.train.select(setting.columns)
+    choose, aggregator = make_choices(setting, config), make_aggregator(setting, config, store)
+    build: Build = lambda rates: fed_per(
+        setting.model,
+        setting.partition,
+        update=make_update(config, rates),
+        optimizer=make_server_optimizer(config, rates),
+        local=make_local(rates),
+        aggregator=aggregator,
+        choose=choose,
+        check=check,
+    )
+    evaluation = build if task.seen else evaluation_build(setting, config)[0]
+    return Prepared(build, rates_of(config), store, make_recruiting(config), evaluation, setting)
+
+
+FED_PER = AlgorithmEntry(
+    "FedPer: clients keep and train their local part, the head (Arivazhagan et al., 2019)",
+    prepare,
+    {"update.joint": True},
+    unread={},
+)
+LG_FED_AVG = FED_PER._replace(
+    summary="LG-FedAvg: the same, made for a local representation (Liang et al., 2020)"
+)
+FED_REP = AlgorithmEntry(
+    "FedRep: clients keep their local part and train it before the shared one (Collins et al., 2021)",
+    prepare_fed_rep,
+    unread={},
+)

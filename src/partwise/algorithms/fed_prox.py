@@ -5,19 +5,37 @@ A client minimises its loss plus (mu / 2) |x - x(0)|^2. All of its part is held,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from partwise.algorithm import Algorithm
-from partwise.algorithms.fed_avg import fed_avg
+import jax
+
+from partwise.algorithm import Algorithm, Build
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
 from partwise.client.batches import Schedule
-from partwise.client.fit import Optimizer as ClientOptimizer
-from partwise.client.update import by_steps, proximal
+from partwise.client.fit import ClientOptimizer, Extra
+from partwise.client.state import Client, Progress, received_slices, whole_leaves
+from partwise.client.update import by_steps
+from partwise.config.parts import (
+    make_aggregator,
+    make_choices,
+    make_client_optimizer,
+    make_schedule,
+    make_server_optimizer,
+    one_of,
+)
+from partwise.config.settings import LARGEST, Config, Own
+from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
 from partwise.server.mean import Aggregator
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
+from partwise.tasks.base import Setting, Task
+from partwise.types import Limits
+
+MU = "update.proximal"
 
 
 def fed_prox(
@@ -27,10 +45,57 @@ def fed_prox(
     mu: Any,
     schedule: Schedule,
     client_optimizer: ClientOptimizer,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
     """mu = 0 is Federated Averaging."""
     update = by_steps(schedule, client_optimizer, extra=proximal(mu))
     return fed_avg(model, partition, update=update, optimizer=optimizer, aggregator=aggregator, choose=choose)
+
+
+def proximal(mu: Any) -> Callable[[Client], Extra]:
+    """The gradient of (mu / 2) |x - x(0)|^2, x(0) being what the client received (eq. 2)."""
+
+    def extra(client: Client) -> Extra:
+        received = received_slices(client, whole_leaves(client))
+
+        def gradient(now: Progress) -> dict[str, dict[str, jax.Array]]:
+            shared = {path: mu * (x - client.received.shared[path]) for path, x in now.shared.items()}
+            keyed = {path: mu * (x - received.get(path, 0)) for path, x in now.keyed.items()}
+            return {"shared": shared, "keyed": keyed}
+
+        return gradient
+
+    return extra
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Steps on the clients; all else as in FedAvg."""
+    one_of("update.method", config.update.method, ("steps",))
+    bare = unselected(task, config, FED_PROX)
+
+    def make_build(setting: Setting, store: ClientStore) -> Build:
+        aggregator, choose = make_aggregator(setting, bare, store), make_choices(setting, bare)
+        return lambda rates: fed_prox(
+            setting.model,
+            setting.partition,
+            mu=config.own[MU],
+            schedule=make_schedule(config),
+            client_optimizer=make_client_optimizer(config.update.optimizer, rates["update"]),
+            optimizer=make_server_optimizer(config, rates),
+            aggregator=aggregator,
+            choose=choose,
+        )
+
+    return prepare_stateful(task, config, make_build)
+
+
+FED_PROX = AlgorithmEntry(
+    "FedProx: FedAvg whose clients stay near what they received (Li et al., 2020)",
+    prepare,
+    own={MU: Own(0.01, "mu: how strongly steps are held to what was received", Limits(0, LARGEST))},
+    trains="stateful",
+    selects=False,
+    unread=UNREAD,
+)

@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from partwise.algorithm import Algorithm, change, choices
+from partwise.algorithm import Algorithm, Build, change, choices
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
-from partwise.client.reconstruct import Reconstruct
+from partwise.client.reconstruct import Reconstruct, check_solvable
 from partwise.client.split import Split, everything
 from partwise.client.state import Client, Progress, begin, total_weight, with_deltas
 from partwise.client.update import Update
+from partwise.config.judged import check_judged, check_rebuilt, judged_setting, server_side
+from partwise.config.parts import (
+    make_aggregator,
+    make_choices,
+    make_evaluation_split,
+    make_fine_tune,
+    make_reconstruct,
+    make_recruiting,
+    make_server_optimizer,
+    make_split,
+    make_update,
+    rates_of,
+)
+from partwise.config.settings import Config, Own
+from partwise.data.store import ClientStore
 from partwise.metrics import Measured, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server.mean import Aggregator, mean
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Report
+from partwise.tasks.base import Setting, Task
+from partwise.types import Limits, UserError
+
+PASSES = "update.passes"
 
 
 def fed_recon(
@@ -28,7 +49,7 @@ def fed_recon(
     split: Split,
     reconstruct: Reconstruct,
     update: Update,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,
     passes: int = 1,
     evaluation_split: Split | None = None,
@@ -64,18 +85,88 @@ def fed_recon(
         return evaluate(client, rebuilt, evaluated.query)
 
     return Algorithm(
-        model,
-        partition,
-        client_update,
-        personalize,
-        recon_eval,
-        aggregator or mean(),
-        optimizer,
-        choices(partition, choose),
-        check,
+        model=model,
+        partition=partition,
+        client=client_update,
+        personalize=personalize,
+        evaluate=recon_eval,
+        aggregator=aggregator or mean(),
+        optimizer=optimizer,
+        choose=choices(partition, choose),
+        check=check,
     )
 
 
 def _phase(client: Client, number: int) -> Client:
     """The client with randomness of its own for this phase of the round."""
     return client._replace(rng=child(client.rng, f"phase {number}"))
+
+
+# How a configuration makes it, for training and for the evaluation of unseen clients after any algorithm
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Training and evaluation are the same: a client rebuilds its local part."""
+    if task.seen:
+        raise UserError(
+            f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
+            f"none: use fed_avg, fed_per or central, or a task of unseen clients"
+        )
+    check_rebuilt(config)
+    store = task.train.select(task.personal.columns)
+    build = recon_build(task.personal, config, store)
+    return Prepared(build, rates_of(config), store, make_recruiting(config), build, task.personal)
+
+
+def recon_build(
+    setting: Setting, config: Config, store: ClientStore | None = None, judged: Split | None = None
+) -> Build:
+    """FedRecon with the parts that the configuration names; `judged` in place of its split of judged clients."""
+    part, here = config.reconstruct, make_split(config.split)
+    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
+    choose = make_choices(setting, config)
+    aggregator = make_aggregator(setting, config, store)
+
+    def build(rates: Mapping[str, Any]) -> Algorithm:
+        return fed_recon(
+            setting.model,
+            setting.partition,
+            split=here,
+            reconstruct=make_reconstruct(config, rates),
+            update=make_update(config, rates),
+            optimizer=make_server_optimizer(config, rates),
+            aggregator=aggregator,
+            choose=choose,
+            passes=config.own.get(PASSES, 1),
+            evaluation_split=judged or make_evaluation_split(config),
+            check=check_solvable if part.method == "solve" else None,
+            fine_tune=make_fine_tune(config, rates),
+        )
+
+    return build
+
+
+def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
+    """What an unseen client does with a trained model, and its rates; `setting` is a `judged_setting`."""
+    if config.evaluation.local == "trained":
+        config = config.changed({"reconstruct.method": "skip"})
+    return recon_build(setting, config), rates_of(config)
+
+
+def averaged_evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
+    """After an algorithm whose parameters are all the server's. Seen users have rows there: standard evaluation.
+    Unseen ones rebuild their own: RECONEVAL."""
+    check_judged(task, config)
+    if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
+        return build, server_side(task)
+    setting = judged_setting(task.personal, config)
+    return evaluation_build(setting, config)[0], setting
+
+
+FED_RECON = AlgorithmEntry(
+    "Federated Reconstruction (Singhal et al., 2021)",
+    prepare,
+    own={PASSES: Own(1, "how often reconstruction and update follow one another in a round", Limits(1, 100))},
+    splits=True,
+    unread={},
+)

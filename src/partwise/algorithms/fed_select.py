@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partwise.algorithm import Algorithm
-from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_averaging
 from partwise.client.update import Update
+from partwise.config.settings import Config
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
 from partwise.server.mean import Aggregator, mean, uniform
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
+from partwise.tasks.base import Task
 from partwise.types import UserError
 
 
@@ -26,7 +29,7 @@ def fed_select(
     *,
     choose: Mapping[str, Choice],
     update: Update,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,
 ) -> Algorithm:
     """Algorithm 2 with psi and phi given by the partition. Clients count alike, as in eq. 5."""
@@ -43,3 +46,13 @@ def fed_select(
         aggregator=aggregator or mean(uniform),
         choose=choose,
     )
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Keys as `select.SPACE` says; all else as in FedAvg."""
+    return prepare_averaging(task, config, fed_select)
+
+
+FED_SELECT = AlgorithmEntry(
+    "Federated Select (Charles et al., 2022)", prepare, trains="stateful", unread=UNREAD
+)

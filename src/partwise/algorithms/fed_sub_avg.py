@@ -1,7 +1,8 @@
 """Federated Submodel Averaging (Ding et al., 2022), Algorithm 1: the mean of rows, corrected by their heat.
 
-A client trains the shared part and the rows of its own keys (lines 12 to 18), as in Federated Averaging. The server
-multiplies the mean update of row m by N / n_m (line 9), n_m being the number of clients that hold it.
+A client trains the shared part and the rows of its own keys (lines 12 to 18), as in Federated Averaging. The
+server multiplies the mean update of row m by N / n_m (line 9), n_m being the number of clients that hold it.
+The correction goes with any algorithm here (`server.mean = heat`); this one is the paper's.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from partwise.algorithm import Algorithm
-from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithm import Algorithm, Build
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
 from partwise.client.update import Update
+from partwise.config.parts import counted_heats, make_server_optimizer, make_update, make_weigh, one_of
+from partwise.config.settings import Config
 from partwise.data.heat import Heat
+from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
 from partwise.server.mean import uniform
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Report
+from partwise.tasks.base import Setting, Task
 from partwise.types import UserError
 
 
@@ -28,12 +34,13 @@ def fed_sub_avg(
     partition: Partition,
     *,
     update: Update,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     heats: Mapping[str, Heat] | None,
     weigh: Callable[[Report], jax.Array] = uniform,
     cap: float | None = None,
 ) -> Algorithm:
-    """`heats` by key space (`selection.heat.count_heats`); None: estimated from the cohorts as they come."""
+    """`heats` by key space (`selection.key_heat.count_heats`); None: estimated from the cohorts as they
+    come."""
     if not partition.spaces:
         raise UserError(
             "Federated Submodel Averaging corrects keyed parameters, and this partition has none: give some leaf "
@@ -44,3 +51,33 @@ def fed_sub_avg(
         sub_mean(heats, weigh, cap) if known else estimated_sub_mean(tuple(partition.spaces), weigh, cap)
     )
     return fed_avg(model, partition, update=update, optimizer=optimizer, aggregator=aggregator)
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Heat that is counted before training (server.mean = heat), or estimated on the way (seen)."""
+    one_of("server.mean", config.server.mean, ("heat", "seen"))
+    bare = unselected(task, config, FED_SUB_AVG)
+
+    def make_build(setting: Setting, store: ClientStore) -> Build:
+        heats = counted_heats(setting, bare, store) if config.server.mean == "heat" else None
+        return lambda rates: fed_sub_avg(
+            setting.model,
+            setting.partition,
+            update=make_update(config, rates),
+            optimizer=make_server_optimizer(config, rates),
+            heats=heats,
+            weigh=make_weigh(config),
+            cap=config.server.cap,
+        )
+
+    return prepare_stateful(task, config, make_build)
+
+
+FED_SUB_AVG = AlgorithmEntry(
+    "Federated Submodel Averaging: means corrected by heat (Ding et al., 2022)",
+    prepare,
+    {"server.mean": "heat"},
+    trains="stateful",
+    selects=False,
+    unread=UNREAD,
+)

@@ -20,22 +20,27 @@ import optax
 
 from partwise import tree
 from partwise.algorithm import Algorithm, change
-from partwise.algorithms.fed_avg import fed_avg
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_averaging, prepare_stateful, unselected
 from partwise.client.batches import Schedule
 from partwise.client.fit import Extra
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
 from partwise.client.update import by_steps
+from partwise.config.parts import make_schedule, make_server_optimizer, one_of
+from partwise.config.settings import Config, Own
 from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
 from partwise.server.mean import Aggregator, Carried, mean, uniform
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Report, Total
+from partwise.tasks.base import Task
 from partwise.types import UserError
 
 CONTROL = "control"
+WHERE = "scaffold.control"
 
 
 def scaffold(
@@ -45,7 +50,7 @@ def scaffold(
     schedule: Schedule,
     rate: Any,
     num_clients: int,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
     """SGD on the clients, who count alike; `num_clients` is N, the whole population."""
@@ -78,7 +83,7 @@ def scaffold(
     return plain._replace(client=client_update, keeps=tuple(of.values()))
 
 
-def historical(optimizer: Optimizer, cohort: int, num_clients: int) -> Optimizer:
+def historical(optimizer: ServerOptimizer, cohort: int, num_clients: int) -> ServerOptimizer:
     """The server's step on a weighted mean of all updates so far: h <- (1 - K/N) h + (K/N) mean, over what its
     weights add up to. Each round replaces the share of clients that it saw, so h is about the mean of every
     client's last update, which is what the control variates stand for. A row that nobody sent goes on moving.
@@ -87,7 +92,7 @@ def historical(optimizer: Optimizer, cohort: int, num_clients: int) -> Optimizer
     """
     decay = max(1 - cohort / num_clients, 0.0)
     mean_so_far = optax.ema(decay, debias=True)
-    return Optimizer(optax.chain(mean_so_far, optimizer.transform), rows="all")
+    return ServerOptimizer(optax.chain(mean_so_far, optimizer.transform), rows="all")
 
 
 def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, list[str]]:
@@ -145,7 +150,7 @@ def _is_control(path: str) -> bool:
     return path.startswith(f"{CONTROL}/")
 
 
-def _plain_for_control(optimizer: Optimizer) -> Optimizer:
+def _plain_for_control(optimizer: ServerOptimizer) -> ServerOptimizer:
     """The server's optimizer for the model, c <- c + its mean for the control variates."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -154,3 +159,50 @@ def _plain_for_control(optimizer: Optimizer) -> Optimizer:
         return {**cast(dict, changes), **control}, state
 
     return optimizer._replace(transform=optax.GradientTransformation(optimizer.transform.init, update))
+
+
+# How a configuration makes it
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Control variates: those of the clients, which are plain SGD, or of the server alone."""
+    where = config.own[WHERE]
+    one_of(WHERE, where, ("clients", "server"))
+    config = unselected(task, config, SCAFFOLD)
+    if where == "server":
+        size, everyone = config.cohort.size, task.train.num_clients
+        averaged = lambda *given, optimizer, **more: fed_avg(
+            *given, optimizer=historical(optimizer, size, everyone), **more
+        )
+        return prepare_averaging(task, config, averaged)
+    one_of("update.method", config.update.method, ("steps",))
+    one_of("update.optimizer", config.update.optimizer, ("sgd",))
+    one_of("server.mean", config.server.mean, ("cohort",))
+    one_of("server.weighting", config.server.weighting, ("uniform",))
+    return prepare_stateful(
+        task,
+        config,
+        lambda setting, store: (
+            lambda rates: scaffold(
+                setting.model,
+                setting.partition,
+                schedule=make_schedule(config),
+                rate=rates["update"],
+                num_clients=store.num_clients,
+                optimizer=make_server_optimizer(config, rates),
+            )
+        ),
+    )
+
+
+SCAFFOLD = AlgorithmEntry(
+    "SCAFFOLD: control variates against client drift (Karimireddy et al., 2020)",
+    prepare,
+    {"server.weighting": "uniform"},
+    own={
+        WHERE: Own("clients", "who has control variates: every client its own (clients), or the server one")
+    },
+    trains="stateful",
+    selects=False,
+    unread=UNREAD,
+)

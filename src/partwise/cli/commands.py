@@ -196,7 +196,7 @@ def tasks(options: Options) -> Result:
 
 def algorithms(options: Options) -> Result:
     """`partwise algorithms`."""
-    from partwise.config.algorithms import all_algorithms
+    from partwise.algorithms.registry import all_algorithms
 
     return _listing(options, "algorithm", {name: entry.summary for name, entry in all_algorithms().items()})
 

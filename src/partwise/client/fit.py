@@ -33,7 +33,7 @@ from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.randomness import child
 from partwise.selection import slices
 
-Optimizer = float | jax.Array | optax.GradientTransformation
+ClientOptimizer = float | jax.Array | optax.GradientTransformation
 # The gradient of what a procedure adds to the loss, by group and path: of a client's whole part, rows that a batch
 # does not name among it.
 Extra = Callable[[Progress], Mapping[str, Mapping[str, jax.Array]]]
@@ -51,7 +51,7 @@ def fit(
     progress: Progress,
     subset: Subset,
     schedule: Schedule,
-    optimizer: Optimizer,
+    optimizer: ClientOptimizer,
     groups: tuple[Group, ...],
     extra: Extra | None = None,
 ) -> Trained:

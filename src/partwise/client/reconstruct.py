@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from partwise.client.batches import Schedule
-from partwise.client.fit import Optimizer, fit
+from partwise.client.fit import ClientOptimizer, fit
 from partwise.client.solve import check_quadratic, solve
 from partwise.client.split import Subset
 from partwise.client.state import Client, Progress, anchor, begin, total_weight
@@ -22,7 +22,7 @@ from partwise.types import UserError
 Reconstruct = Callable[[Client, Progress, Subset], Progress]
 
 
-def by_steps(schedule: Schedule, optimizer: Optimizer, pull: Any = 0.0) -> Reconstruct:
+def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) -> Reconstruct:
     """k_r gradient steps (FedRecon, section 4; patent claim 4).
 
     `pull` > 0 adds pull * |l - default|^2 to the support set's summed loss (the patent's regularisation),

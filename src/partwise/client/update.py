@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from partwise.client.batches import Schedule
-from partwise.client.fit import Extra, Optimizer, Trained, fit
+from partwise.client.fit import ClientOptimizer, Extra, Trained, fit
 from partwise.client.solve import solve
 from partwise.client.split import Subset
-from partwise.client.state import Client, Group, Progress, received_slices, whole_leaves
+from partwise.client.state import Client, Group, Progress
 from partwise.metrics import zero_sums
 from partwise.model.partition import DEFAULT
 from partwise.types import UserError
@@ -21,7 +19,7 @@ Update = Callable[[Client, Progress, Subset], Trained]
 
 def by_steps(
     schedule: Schedule,
-    optimizer: Optimizer,
+    optimizer: ClientOptimizer,
     joint: bool = False,
     extra: Callable[[Client], Extra] | None = None,
 ) -> Update:
@@ -32,22 +30,6 @@ def by_steps(
     return lambda client, progress, query: fit(
         client, progress, query, schedule, optimizer, groups, extra(client) if extra else None
     )
-
-
-def proximal(mu: Any) -> Callable[[Client], Extra]:
-    """The gradient of (mu / 2) |x - x(0)|^2, x(0) being what the client received (FedProx, eq. 2)."""
-
-    def extra(client: Client) -> Extra:
-        received = received_slices(client, whole_leaves(client))
-
-        def gradient(now: Progress) -> dict[str, dict[str, jax.Array]]:
-            shared = {path: mu * (x - client.received.shared[path]) for path, x in now.shared.items()}
-            keyed = {path: mu * (x - received.get(path, 0)) for path, x in now.keyed.items()}
-            return {"shared": shared, "keyed": keyed}
-
-        return gradient
-
-    return extra
 
 
 def by_solving(pull: Any, batch_size: int = 32) -> Update:

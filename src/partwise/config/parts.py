@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import optax
 
 from partwise.algorithm import whole_model
@@ -16,10 +17,10 @@ from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.selection.choose import Choice, parse_choice
 from partwise.selection.key_heat import count_heats
-from partwise.server import heat_mean as heat
-from partwise.server import mean
+from partwise.server import heat_mean, mean
 from partwise.server.cohort import Recruiting
-from partwise.server.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from partwise.server.optimizers import OPTIMIZERS, ServerOptimizer, make_optimizer
+from partwise.server.total import Report
 from partwise.tasks.base import Setting
 from partwise.types import UserError, unknown
 
@@ -55,10 +56,6 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     """U, by name."""
     part = config.update
     one_of("update.method", part.method, ("steps", "solve"))
-    if part.proximal > 0:
-        raise UserError(
-            f"update.proximal is fed_prox's: leave it out with {config.algorithm}, or use fed_prox"
-        )
     if part.method == "solve":
         return update.by_solving(part.pull)
     optimizer = make_client_optimizer(part.optimizer, rates["update"])
@@ -105,7 +102,7 @@ def make_client_optimizer(name: str, rate: Any) -> Any:
     return rate if name == "sgd" else optimizer.transform
 
 
-def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer:
+def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOptimizer:
     """The server's optimizer with its schedule."""
     one_of("server.schedule", config.server.schedule, ("constant", "cosine"))
     rate = rates["server"]
@@ -117,21 +114,26 @@ def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> Optimizer
 def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> mean.Aggregator:
     """What the sum of a round means; heat is counted over the training clients in `store`."""
     part, spaces = config.server, tuple(setting.partition.spaces)
-    one_of("server.weighting", part.weighting, ("examples", "uniform"))
+    weigh = make_weigh(config)
     one_of("server.mean", part.mean, ("cohort", "holders", "heat", "seen"))
-    weigh = mean.by_examples if part.weighting == "examples" else mean.uniform
     if part.mean in ("heat", "seen") and not spaces:
         raise UserError(
             f"server.mean = {part.mean} corrects the means of keyed rows, and the task has none: use cohort"
         )
     if part.mean == "seen":
-        return heat.estimated_sub_mean(spaces, weigh, part.cap)
+        return heat_mean.estimated_sub_mean(spaces, weigh, part.cap)
     if part.mean == "heat" and store is not None:
-        return heat.sub_mean(_counted(setting, config, store), weigh, part.cap)
+        return heat_mean.sub_mean(counted_heats(setting, config, store), weigh, part.cap)
     return mean.mean(weigh, spaces if part.mean == "holders" else setting.own_spaces)
 
 
-def _counted(setting: Setting, config: Config, store: ClientStore) -> dict[str, Heat]:
+def make_weigh(config: Config) -> Callable[[Report], jax.Array]:
+    """What a client counts in a mean."""
+    one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
+    return mean.by_examples if config.server.weighting == "examples" else mean.uniform
+
+
+def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[str, Heat]:
     """The heat of every key space, by what clients count by."""
     for space, choice in make_choices(setting, config).items():
         if choice.name not in ("own", "all"):

@@ -1,7 +1,7 @@
 """Text from a user into one nested configuration, whose keys are dotted.
 
-A configuration is the defaults below, changed by the task's settings (or those of one of its presets), by a TOML
-file and by `--set dotted.key=value`, in that order.
+A configuration is the defaults below, changed by the task's settings (or those of one of its presets), by a
+TOML file and by `--set dotted.key=value`, in that order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 
@@ -27,10 +27,28 @@ MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 3
 
 
 def key(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
-    """A setting: its default, what it means (`partwise settings` tells it), and if it is a number, the least and
+    """A setting: its default, what it means (`partwise settings` tells it), and if it is a number, the least
+    and
     the most that it may be."""
     limits = None if least is None or most is None else Limits(least, most)
     return field(default=default, metadata={"meaning": meaning, "limits": limits})
+
+
+class Own(NamedTuple):
+    """A setting that one algorithm alone has: its default, whose type it has, what it means, and if it is a
+    number,
+    what it may be."""
+
+    default: Any
+    meaning: str
+    limits: Limits | None = None
+
+    def read(self, key: str, value: Any) -> Any:
+        """`value` as the setting's type, within its limits."""
+        found = to_type(key, value, type(self.default).__name__)
+        if self.limits is not None:
+            self.limits.check(key, found)
+        return found
 
 
 SELECT = (
@@ -92,9 +110,7 @@ class UpdateConfig:
     max_steps: int | None = key(50, "batches at most; none: no limit", 0, MOST_STEPS)
     batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
     joint: bool = key(False, "train the local part along")
-    passes: int = key(1, "how often reconstruction and update follow one another in a round", 1, 100)
     pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
-    proximal: float = key(0.0, "fed_prox's mu: how strongly steps are held to what was received", 0, LARGEST)
 
 
 @dataclass(frozen=True)
@@ -144,15 +160,6 @@ class ServerConfig:
 
 
 @dataclass(frozen=True)
-class ScaffoldConfig:
-    """Where scaffold keeps control variates."""
-
-    control: str = key(
-        "clients", "scaffold: every client keeps its own (clients), or the server one (server)"
-    )
-
-
-@dataclass(frozen=True)
 class ServingConfig:
     """How slices are served (see selection.serving): training is the same, costs are not."""
 
@@ -180,8 +187,9 @@ class SimulationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything about a run. `data` are the task's own options; `select` says for a key space which keys a client
-    asks for (see selection.choose)."""
+    """Everything about a run. `data` are the task's own options; `select` says for a key space which keys a
+    client asks for (see selection.choose); `own` are the values of the settings that only this algorithm has,
+    by dotted key, and `declared` what these are."""
 
     task: str = key("planted", "a name from `partwise tasks`")
     algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
@@ -197,31 +205,50 @@ class Config:
     fine_tune: FineTuneConfig = field(default_factory=FineTuneConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
-    scaffold: ScaffoldConfig = field(default_factory=ScaffoldConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    own: Mapping[str, Any] = field(default_factory=dict)
+    declared: Mapping[str, Own] = field(default_factory=dict)
+
+    def owning(self, declared: Mapping[str, Own]) -> Config:
+        """With an algorithm's own settings, at their defaults unless they are here already."""
+        values = {key: self.own.get(key, each.default) for key, each in declared.items()}
+        return dataclasses.replace(self, own=values, declared=declared)
 
     def changed(self, changes: Mapping[str, Any]) -> Config:
         """With dotted keys changed; unknown keys and values of the wrong type are errors."""
         config = self
         for key, value in changes.items():
-            config = _changed(config, key, key.split("."), value)
+            if key in self.declared:
+                own = {**config.own, key: self.declared[key].read(key, value)}
+                config = dataclasses.replace(config, own=own)
+            else:
+                config = _changed(config, key, key.split("."), value)
         return config
 
     def flat(self) -> dict[str, Any]:
         """Every value under its dotted key; `changed` with it gives this configuration again."""
-        return dict(_dotted(_without_none(dataclasses.asdict(self)), ""))
+        return dict(_dotted(self._nested(), ""))
 
     def to_toml(self) -> str:
         """As a TOML document; reading it gives this configuration again."""
-        return tomli_w.dumps(_without_none(dataclasses.asdict(self)))
+        return tomli_w.dumps(self._nested())
+
+    def _nested(self) -> dict[str, Any]:
+        """Sections of values, the algorithm's own settings among them."""
+        nested = dataclasses.asdict(dataclasses.replace(self, own={}, declared={}))
+        del nested["own"], nested["declared"]
+        for key, value in self.own.items():
+            section, _, name = key.partition(".")
+            nested.setdefault(section, {})[name] = value
+        return _without_none(nested)
 
 
 def _changed(part: Any, key: str, names: list[str], value: Any) -> Any:
     name, rest = names[0], names[1:]
     known = {f.name: f for f in dataclasses.fields(part)}
-    if name not in known:
-        raise unknown("configuration key", key, _dotted_keys())
+    if name not in known or name in ("own", "declared"):
+        raise unknown("configuration key", key, shared_keys())
     current = getattr(part, name)
     if isinstance(current, Mapping):
         return dataclasses.replace(part, **{name: _with_option(current, key, ".".join(rest), value)})
@@ -252,7 +279,8 @@ def _setting(key: str, value: Any, about: dataclasses.Field) -> Any:
 
 
 def to_type(key: str, value: Any, kind: str) -> Any:
-    """`value` as a bool, int, float or str (or None, if `kind` says so); text is read, anything else must fit."""
+    """`value` as a bool, int, float or str (or None, if `kind` says so); text is read, anything else must
+    fit."""
     names = kind.split(" | ")
     if str(value).lower() == "none" and "None" in names:
         return None
@@ -290,12 +318,14 @@ def _refuse(key: str, value: Any, kind: str) -> Any:
     raise UserError(f"'{key}' must be {wanted}{finite}, not {str(value)!r}")
 
 
-def _dotted_keys() -> list[str]:
+def shared_keys() -> list[str]:
+    """The dotted keys of the settings that all algorithms have."""
     return [name for name, _, _ in explain()]
 
 
 def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
-    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed. Where
+    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed.
+    Where
     no key space is named, `select.SPACE` stands for all."""
     config = config or Config()
     lines = []
@@ -306,7 +336,8 @@ def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
         if isinstance(value, Mapping):
             keys = [(f"{about.name}.{name}", held, about) for name, held in (value or UNSAID).items()]
         lines += keys or [(about.name, value, about)]
-    return [(name, value, f.metadata["meaning"]) for name, value, f in lines if f.metadata]
+    told = [(name, value, f.metadata["meaning"]) for name, value, f in lines if f.metadata]
+    return told + [(key, config.own[key], each.meaning) for key, each in config.declared.items()]
 
 
 def _without_none(value: Any) -> Any:
@@ -336,7 +367,8 @@ def _dotted(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def is_record(settings: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys are a whole configuration, as a run's config.toml is, and not some that somebody
+    """Whether these dotted keys are a whole configuration, as a run's config.toml is, and not some that
+    somebody
     wrote."""
     return {name for name in Config().flat() if name != "task"} <= set(settings)
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from partwise.algorithms.fed_recon import recon_build
+from partwise.algorithms.registry import prepare
 from partwise.client.split import Split, Subset
-from partwise.config.algorithms import prepare
-from partwise.config.evaluation import recon_build
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.runs.picture import save_picture

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
 from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
@@ -125,7 +125,7 @@ class Kitchen:
             self._tasks[key] = load_task(recipe.task, self.data, preset=PAPER, **options)
         task = self._tasks[key]
         given = settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon"))
-        config = Config(task=recipe.task).changed(given | AUTHORS | dict(recipe.changes))
+        config = configuration(recipe.task, given | AUTHORS | dict(recipe.changes))
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 
     def cook(self, recipe: Recipe) -> Outcome:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once, tune
 from partwise.runs.sweep import RATES, grid_of
@@ -176,7 +176,7 @@ class Desk:
         """Of a training, before its rates are searched."""
         lanes = {"simulation.lanes": 1 if jax.default_backend() == "cpu" else 20}
         given = settings_for(task.defaults, training.algorithm) | COMMON | lanes | dict(training.changes)
-        return Config(task=TASK).changed(given | (QUICK if self.quick else {}))
+        return configuration(TASK, given | (QUICK if self.quick else {}))
 
     def rates(self, training: Training) -> dict[str, float]:
         """Searched once for every way to train in the table, at the smallest vocabulary with many buckets; other

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.papers.fedrecon import STEPS, draw_steps
 from partwise.papers.fedrecon_trainings import (
     BUCKETS,

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.config.algorithms import settings_for
-from partwise.config.settings import Config
+from partwise.algorithms.registry import configuration, settings_for
 from partwise.papers.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
 from partwise.runs.train import Progress, Status
 from partwise.tasks import PAPER, Task, load_task
@@ -100,7 +99,7 @@ class Setup:
                 for part, store in parts.items()
             }
             self.task = self.task._replace(**{part: store.cap(QUICK_EXAMPLES) for part, store in few.items()})
-        config = Config(task=study.task).changed(settings_for(self.task.defaults, "fed_select"))
+        config = configuration(study.task, settings_for(self.task.defaults, "fed_select"))
         self.config = config.changed({**study.changes, **(QUICK if quick else {})})
         self.rates: dict[str, float] = {}
         self.tried: list[dict[str, Any]] = []

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.config.algorithms import prepare, settings_for
+from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once
 from partwise.runs.picture import save_picture
@@ -190,7 +190,7 @@ class Bench:
         return Curves(self.rounds, [each["curve"] for each in done], rates, told, seconds)
 
     def _config(self, algorithm: str, changes: Mapping[str, Any]) -> Config:
-        config = Config(task=self.task.name).changed(settings_for(self.task.defaults, algorithm))
+        config = configuration(self.task.name, settings_for(self.task.defaults, algorithm))
         config = config.changed({"rounds": self.rounds[-1], **(QUICK if self.quick else {}), **changes})
         if algorithm == "scaffold":
             return config.changed({"scaffold.control": self.case.scaffold})

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.config.algorithms import Prepared, prepare, settings_for
+from partwise.algorithms.entry import Prepared
+from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.metrics import Sums
 from partwise.papers.fedrecon import AUTHORS
@@ -79,8 +80,8 @@ class Bench:
     def config(self, algorithm: str, cohort: int, **changes: Any) -> Config:
         """The task's settings for an algorithm."""
         given = settings_for(self.task.defaults, algorithm)
-        return Config(task=self.task.name).changed(
-            given | AUTHORS | {"rounds": self.rounds, "cohort.size": cohort} | changes
+        return configuration(
+            self.task.name, given | AUTHORS | {"rounds": self.rounds, "cohort.size": cohort} | changes
         )
 
     def train(self, algorithm: str, cohort: int, rate: float, seed: int) -> Simulation:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from partwise.algorithms.registry import prepare
 from partwise.checkpoint import load_json, save_json
-from partwise.config.algorithms import prepare
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.runs.document import to_plain

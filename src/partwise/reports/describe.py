@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithm import whole_model
-from partwise.config.algorithms import prepare, settings_for
-from partwise.config.effects import AVERAGING
+from partwise.algorithms.registry import configuration, find_algorithm, prepare, settings_for
 from partwise.config.options import explain_options
 from partwise.config.settings import Config, explain
 from partwise.data.store import ClientStore
@@ -59,7 +58,7 @@ def list_settings(name: str, algorithm: str | None = None, preset: str | None = 
     if preset is not None:
         known = find_preset(name, entry.presets, preset)
     algorithm = algorithm or algorithm_of(known)
-    config = Config().changed({"task": name} | settings_for(known, algorithm))
+    config = configuration(name, settings_for(known, algorithm))
     config = dataclasses.replace(config, select=_chosen(entry, config))
     options, own = explain_options(entry.load), data_options(known)
     lines = [(key, own.get(key.removeprefix("data."), value), meaning) for key, value, meaning in options]
@@ -73,10 +72,10 @@ def _chosen(entry: Entry, config: Config) -> dict[str, str]:
     if not entry.example:
         return dict(config.select)
     personal, stateful = entry.settings(**entry.example)
-    setting = personal if config.algorithm not in AVERAGING or stateful is None else stateful
+    algorithm = find_algorithm(config.algorithm)
+    setting = personal if algorithm.trains == "personal" or stateful is None else stateful
     usual = {space: choice.name for space, choice in whole_model(setting.partition).items()}
-    unselected = config.algorithm in AVERAGING and config.algorithm != "fed_select"
-    return usual if unselected else usual | dict(config.select)
+    return usual | dict(config.select) if algorithm.selects else usual
 
 
 def _numbers(store: ClientStore) -> dict[str, int]:

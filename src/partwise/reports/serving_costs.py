@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partwise.algorithm import Algorithm
-from partwise.config.algorithms import Prepared, prepare
+from partwise.algorithms.entry import Prepared
+from partwise.algorithms.registry import prepare
 from partwise.data.ragged import row_indices
 from partwise.model.partition import with_psi
 from partwise.model.psi import PSIS

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.algorithms.registry import recorded
 from partwise.checkpoint import (
     load_arrays,
     load_json,
@@ -112,7 +113,7 @@ class Folder:
                 f"{error}. A run keeps its configuration: put the file back as it was; --rounds and --data change "
                 f"what may be changed, and `partwise train --config` begins another run with an edited copy"
             ) from None
-        return Config().changed(read_toml(path))
+        return recorded(read_toml(path))
 
     def begun(self) -> dict[str, Any]:
         """What must not change when the run goes on: lanes, devices, and the fingerprint of its data."""

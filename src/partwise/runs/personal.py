@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from partwise.algorithms.fed_recon import evaluation_build
 from partwise.checkpoint import load_arrays, save_arrays
-from partwise.config.evaluation import evaluation_build, judged_setting
+from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore

@@ -8,8 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from partwise.config.algorithms import settings_for
-from partwise.config.effects import check_effects
+from partwise.algorithms.effects import check_effects
+from partwise.algorithms.registry import (
+    check_keys,
+    configuration,
+    find_algorithm,
+    settings_for,
+    without_foreign,
+)
 from partwise.config.options import read_options
 from partwise.config.settings import Config
 from partwise.runs.fingerprint import differences, fingerprint
@@ -45,18 +51,21 @@ def resolve(
             f"the preset '{preset}' would have no effect: the configuration of another run says all settings "
             f"already. Leave one of the two out."
         )
-    given = fitting(recorded or {}, changes) | dict(changes) | ({"data.path": str(data)} if data else {})
+    written = dict(changes) | ({"data.path": str(data)} if data else {})
+    given = fitting(recorded or {}, changes) | written
     if given.get("task", name) != name:
         raise UserError(
             f"the task is '{name}', but the settings say '{given['task']}': leave out task={given['task']}"
         )
-    asked = Config(task=name).changed(given)
-    given_name = isinstance(task, str)
-    task = _load(name, asked.data, preset) if given_name else _unchanged(task, asked.data, preset)
+    check_keys(written)
+    options = data_options(given)
+    task = _load(name, options, preset) if isinstance(task, str) else _unchanged(task, options, preset)
     algorithm = given.get("algorithm", algorithm_of(task.defaults))
-    usual = Config(task=name).changed(fitting(settings_for(task.defaults, algorithm), given))
-    config = dataclasses.replace(usual.changed(given), data=dict(task.loaded))
-    check_effects(task, config, usual, changes)
+    given = without_foreign(fitting(recorded or {}, changes), algorithm) | written
+    before = fitting(settings_for(task.defaults, algorithm), given)
+    usual, config = configuration(name, before), configuration(name, before | given)
+    config = dataclasses.replace(config, data=dict(task.loaded))
+    check_effects(task, config, find_algorithm(algorithm), usual, changes)
     return task, config
 
 

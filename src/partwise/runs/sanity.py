@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from partwise.algorithm import init_params
-from partwise.config.algorithms import Prepared
+from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
 from partwise.device import Device, send
 from partwise.randomness import INIT_ROUND, round_rng

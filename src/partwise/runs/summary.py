@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from partwise import __version__
-from partwise.config.algorithms import Prepared
+from partwise.algorithms.entry import Prepared
 from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.model.spec import one_per_example

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.config.algorithms import prepare
+from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.runs.train import Progress, Status, make_evaluator, silent
 from partwise.simulation.many_runs import Sweep

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.config.algorithms import Prepared, prepare
-from partwise.config.effects import check_judging
+from partwise.algorithms.effects import check_judging
+from partwise.algorithms.entry import Prepared
+from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.runs.fingerprint import fingerprint

@@ -15,7 +15,7 @@ import optax
 from partwise.types import Limits, unknown
 
 
-class Optimizer(NamedTuple):
+class ServerOptimizer(NamedTuple):
     """An optax transformation, and which rows of a keyed table it must see.
 
     all:   every row, because one with a zero gradient moves too
@@ -27,30 +27,30 @@ class Optimizer(NamedTuple):
     rows: Literal["all", "exact", "asked"] = "all"
 
 
-def sgd(rate: Any, momentum: float | None = None) -> Optimizer:
+def sgd(rate: Any, momentum: float | None = None) -> ServerOptimizer:
     """g <- g + rate * mean update (FedRecon, Algorithm 1; patent claim 13)."""
-    return Optimizer(optax.sgd(rate, momentum), rows="exact" if momentum is None else "all")
+    return ServerOptimizer(optax.sgd(rate, momentum), rows="exact" if momentum is None else "all")
 
 
-def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) -> Optimizer:
+def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) -> ServerOptimizer:
     """FedAdagrad; as optax has it, epsilon is added to the sum of squares, under the root."""
-    return Optimizer(optax.adagrad(rate, initial_accumulator, epsilon), rows="exact")
+    return ServerOptimizer(optax.adagrad(rate, initial_accumulator, epsilon), rows="exact")
 
 
-def adam(rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3) -> Optimizer:
+def adam(rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3) -> ServerOptimizer:
     """FedAdam with the constants of Reddi et al."""
-    return Optimizer(optax.adam(rate, b1, b2, epsilon))
+    return ServerOptimizer(optax.adam(rate, b1, b2, epsilon))
 
 
 def yogi(
     rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3, initial_accumulator: float = 0.0
-) -> Optimizer:
+) -> ServerOptimizer:
     """FedYogi with the constants of Reddi et al. and of FedRecon's language task."""
     scale = optax.scale_by_yogi(b1, b2, epsilon, initial_accumulator_value=initial_accumulator)
-    return Optimizer(optax.chain(scale, optax.scale_by_learning_rate(rate)))
+    return ServerOptimizer(optax.chain(scale, optax.scale_by_learning_rate(rate)))
 
 
-def lazy_adam(rate: Any, **settings: Any) -> Optimizer:
+def lazy_adam(rate: Any, **settings: Any) -> ServerOptimizer:
     """Adam on the rows that some client of the round asked for; all other rows keep their values and moments.
 
     What is shared is stepped as in Adam. Bias is corrected for the number of rounds, for every row alike.
@@ -58,12 +58,12 @@ def lazy_adam(rate: Any, **settings: Any) -> Optimizer:
     return adam(rate, **settings)._replace(rows="asked")
 
 
-def lazy_yogi(rate: Any, **settings: Any) -> Optimizer:
+def lazy_yogi(rate: Any, **settings: Any) -> ServerOptimizer:
     """Yogi on the rows that some client of the round asked for, as `lazy_adam`."""
     return yogi(rate, **settings)._replace(rows="asked")
 
 
-OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
     "sgd": sgd,
     "adagrad": adagrad,
     "adam": adam,
@@ -86,7 +86,7 @@ SETTINGS: Mapping[str, Mapping[str, Limits]] = {
 }
 
 
-def make_optimizer(name: str, rate: Any, **settings: Any) -> Optimizer:
+def make_optimizer(name: str, rate: Any, **settings: Any) -> ServerOptimizer:
     """An optimizer by name, with its settings."""
     if name not in OPTIMIZERS:
         raise unknown("server optimizer", name, OPTIMIZERS)

@@ -11,7 +11,7 @@ import optax
 
 from partwise import tree
 from partwise.model.partition import Partition
-from partwise.server.optimizers import Optimizer
+from partwise.server.optimizers import ServerOptimizer
 
 
 class ServerState(NamedTuple):
@@ -30,7 +30,7 @@ def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...
 
 def init_state(
     partition: Partition,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     params: Mapping[str, jax.Array],
     aggregator: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ServerState:
@@ -40,7 +40,9 @@ def init_state(
     return ServerState(params, optimizer.transform.init(moving), aggregator or {})
 
 
-def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array], active: Any) -> ServerState:
+def step(
+    state: ServerState, optimizer: ServerOptimizer, mean: Mapping[str, jax.Array], active: Any
+) -> ServerState:
     """One server round; nothing moves if nobody reported (`active` false)."""
     moving = {path: state.params[path] for path in mean}
     gradients = tree.like({path: -update for path, update in mean.items()}, moving)
@@ -51,7 +53,7 @@ def step(state: ServerState, optimizer: Optimizer, mean: Mapping[str, jax.Array]
 
 
 def map_tables(
-    partition: Partition, optimizer: Optimizer, function: Callable, state: ServerState, *others: Any
+    partition: Partition, optimizer: ServerOptimizer, function: Callable, state: ServerState, *others: Any
 ):
     """Apply `function(leaf, space, *leaves of others)` to keyed leaves, to their optimizer state and to what the
     aggregator carries alike."""
@@ -88,7 +90,7 @@ def map_tables(
 
 
 def take_rows(
-    partition: Partition, optimizer: Optimizer, state: ServerState, rows: Mapping[str, jax.Array]
+    partition: Partition, optimizer: ServerOptimizer, state: ServerState, rows: Mapping[str, jax.Array]
 ) -> ServerState:
     """The state with its tables cut to these rows, by key space. A row out of range stands for none: it reads
     the last row, which is quicker than zeros, and `put_rows` drops it."""
@@ -98,7 +100,7 @@ def take_rows(
 
 def put_rows(
     partition: Partition,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     state: ServerState,
     rows: Mapping[str, jax.Array],
     part: ServerState,
@@ -110,7 +112,7 @@ def put_rows(
 
 def step_rows(
     partition: Partition,
-    optimizer: Optimizer,
+    optimizer: ServerOptimizer,
     state: ServerState,
     rows: Mapping[str, jax.Array],
     mean: Mapping[str, jax.Array],

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
-from partwise.config.algorithms import ALGORITHMS, prepare, settings_for
+from partwise.algorithms.registry import ALGORITHMS, prepare, recorded, settings_for
 from partwise.config.settings import Config
 from partwise.data.heat import coefficients
 from partwise.model.partition import partition
+from partwise.reports.describe import list_settings
+from partwise.runs.resolve import resolve
 from partwise.runs.train import evaluate_run, train
 from partwise.selection.key_heat import count_heats
 from partwise.tasks import load_task
@@ -99,7 +101,11 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
 @pytest.mark.parametrize(
     ("algorithm", "changes", "says"),
     [
-        ("fed_avg", {"update.proximal": 0.1}, r"update\.proximal is fed_prox's: leave it out with fed_avg"),
+        (
+            "fed_avg",
+            {"update.proximal": 0.1},
+            r"is a setting of fed_prox: leave it out with fed_avg",
+        ),
         ("fed_sub_avg", {"update.proximal": 0.1}, r"leave it out with fed_sub_avg, or use fed_prox"),
         ("fed_prox", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
         ("scaffold", {"update.optimizer": "adam"}, r"unknown value of update\.optimizer 'adam'.*sgd"),
@@ -190,3 +196,23 @@ def test_central_rounds_of_so_many_batches(liked):
     )
     assert [record["examples"] for record in run.records] == [40, 40]
     assert np.isfinite(run.test["auc"])
+
+
+def test_a_record_of_an_older_version_had_the_settings_of_all_algorithms():
+    """Those of others say nothing; the algorithm's own are read, checked and written again."""
+    old = Config(algorithm="fed_prox").flat() | {"scaffold.control": "clients", "update.passes": 1}
+    config = recorded(old | {"update.proximal": "0.3"})
+    assert config.own == {"update.proximal": 0.3}
+    assert recorded(config.flat()) == config
+    assert "proximal = 0.3" in config.to_toml()
+    with pytest.raises(UserError, match=r"'update\.proximal' must be between 0 and"):
+        recorded(old | {"update.proximal": -1})
+    with pytest.raises(UserError, match=r"unknown configuration key 'update\.proximl'"):
+        resolve("planted", None, {"update.proximl": 1})
+
+
+def test_an_algorithm_s_own_settings_are_listed_with_it_alone():
+    listed = lambda algorithm: {line["key"] for line in list_settings("planted", algorithm)}
+    assert "update.proximal" in listed("fed_prox")
+    assert "update.proximal" not in listed("fed_avg")
+    assert "update.passes" in listed("fed_recon")

@@ -6,9 +6,9 @@ from fnmatch import fnmatch
 
 import pytest
 
+from partwise.algorithms.effects import JUDGING, RULES, check_judging
+from partwise.algorithms.registry import ALGORITHMS, all_algorithms, find_algorithm
 from partwise.cli import main
-from partwise.config.algorithms import ALGORITHMS
-from partwise.config.effects import AVERAGING, JUDGING, PERSONAL, RULES, check_judging
 from partwise.config.settings import Config, is_record, read_toml
 from partwise.runs.resolve import resolve
 from partwise.tasks import load_task
@@ -37,7 +37,12 @@ def refused(task, **changes) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "others", "says"),
     [
-        ("scaffold.control", "server", {}, "it is scaffold's, and the algorithm is fed_recon"),
+        (
+            "scaffold.control",
+            "server",
+            {},
+            "of scaffold: leave it out with fed_recon, or use scaffold",
+        ),
         ("reconstruct.rate", 0.7, {}, "reconstruct.method = solve takes no steps"),
         ("reconstruct.optimizer", "adam", {"reconstruct.method": "skip"}, "= skip takes no steps"),
         ("reconstruct.max_steps", 7, {}, "takes no steps"),
@@ -47,7 +52,6 @@ def refused(task, **changes) -> str:
         ("update.pull", 3.0, {}, "update.method = steps does not read it"),
         ("update.rate", 3.0, {"update.method": "solve"}, "update.method = solve takes no steps"),
         ("update.joint", True, {"algorithm": "fed_avg"}, "with fed_avg all parameters are the server's"),
-        ("update.passes", 2, {"algorithm": "fed_avg"}, "it is fed_recon's"),
         ("split.percent", 20, {"split.kind": "alternate"}, "split.kind = alternate has no percent"),
         ("split.batch_size", 2, {"split.kind": "halves"}, "halves has no batches"),
         (
@@ -66,8 +70,8 @@ def refused(task, **changes) -> str:
         ("evaluation_split.batch_size", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
         ("fine_tune.rate", 0.5, {}, "fine_tune.max_steps = 0 tunes nothing"),
         ("server.cap", 5.0, {}, "server.mean = cohort has no factors to bound"),
-        ("server.rate", 5.0, {"algorithm": "central"}, "central has no server step"),
-        ("cohort.size", 5, {"algorithm": "central"}, "central has all examples in one place"),
+        ("server.rate", 5.0, {"algorithm": "central"}, "with central there is no server step"),
+        ("cohort.size", 5, {"algorithm": "central"}, "with central all examples are in one place"),
     ],
 )
 def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
@@ -76,6 +80,17 @@ def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
     assert str(error.value).startswith(f"{key} = {value} would have no effect")
     assert says in str(error.value)
     assert "Leave it out." in str(error.value)
+
+
+def test_a_setting_of_another_algorithm_is_refused(ratings):
+    with pytest.raises(
+        UserError, match=r"scaffold.control is a setting of scaffold: leave it out with fed_recon"
+    ):
+        resolve(ratings, None, {"scaffold.control": "server"})
+    with pytest.raises(
+        UserError, match=r"update.passes is a setting of fed_recon: leave it out with fed_avg"
+    ):
+        resolve(ratings, None, {"update.passes": 2, "algorithm": "fed_avg"})
 
 
 @pytest.mark.parametrize(
@@ -124,15 +139,17 @@ def test_defaults_and_records_are_not_written(ratings):
     resolve(ratings, None, {"reconstruct.rate": Config().reconstruct.rate})  # what it is anyway
 
 
-def test_every_rule_is_about_a_known_key_and_every_algorithm_has_a_kind():
+def test_every_rule_is_about_a_known_key_and_every_algorithm_says_what_it_reads():
     keys = [*Config().flat(), "server.settings.b1"]
     assert all(any(fnmatch(key, pattern) for key in keys) for pattern, _ in RULES)
-    assert {*PERSONAL, *AVERAGING} == set(ALGORITHMS)
+    for name, entry in all_algorithms().items():
+        assert entry.unread is not None, f"{name} must say what it leaves unread"
+        assert all(any(fnmatch(key, pattern) for key in keys) for pattern in entry.unread)
 
 
 def test_an_algorithm_of_ones_own_may_read_all(ratings, monkeypatch):
-    monkeypatch.setitem(ALGORITHMS, "mine", ALGORITHMS["fed_avg"])
-    resolve(ratings, None, {"algorithm": "mine", "scaffold.control": "server"})
+    monkeypatch.setitem(ALGORITHMS, "mine", find_algorithm("fed_avg")._replace(unread=None))
+    resolve(ratings, None, {"algorithm": "mine", "update.joint": True})
 
 
 @pytest.mark.parametrize("key", ["server.rate", "update.rate", "cohort.size", "rounds", "simulation.lanes"])

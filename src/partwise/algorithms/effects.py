@@ -1,9 +1,10 @@
 """Which settings a run reads: one that somebody wrote and that nothing reads is refused, with the reason.
 
-The table below is the only place that knows. A rule is a pattern of keys and a function that says in words why they
-are not read, or nothing if they are. Settings of a task, and those of a recorded run, are not written by anybody:
-they say everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another
-backend is tried on a command line that is otherwise the same.
+A rule is a pattern of keys and a function that says in words why they are not read, or nothing if they are.
+Rules that hold for all algorithms are below; what a single one does not read is in its own file
+(`AlgorithmEntry.unread`). Settings of a task, and those of a recorded run, are not written by anybody: they say
+everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another backend is
+tried on a command line that is otherwise the same.
 """
 
 from __future__ import annotations
@@ -12,20 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
+from partwise.algorithms.entry import AlgorithmEntry
 from partwise.config.settings import Config
 from partwise.tasks.base import Task
 from partwise.types import UserError
-
-KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")  # clients keep a local part
-PERSONAL = ("fed_recon", *KEEPING)  # some parameters are local in training
-AVERAGING = ("fed_avg", "fed_select", "fed_sub_avg", "fed_prox", "scaffold", "central")
-AVERAGING += ("fed_adagrad", "fed_adam", "fed_yogi")
 
 
 class Facts(NamedTuple):
     """What decides which settings are read."""
 
     config: Config
+    entry: AlgorithmEntry
     local: bool  # whether clients have a local part, at least where they are judged
     spaces: bool  # whether anything that is trained is keyed
     tested_on_query: bool  # whether judged clients have a support set (RECONEVAL)
@@ -41,7 +39,7 @@ def _of(condition: Callable[[Config], bool], reason: str) -> Callable[[Facts], s
 
 def _split_unread(facts: Facts) -> str:
     config = facts.config
-    if config.algorithm == "fed_recon":
+    if facts.entry.splits:
         return ""
     if not facts.tested_on_query:
         return f"with {config.algorithm} and this task no client's examples are split"
@@ -67,23 +65,8 @@ def _reconstruct_unread(facts: Facts) -> str:
     return ""
 
 
-def _joint_unread(facts: Facts) -> str:
-    config = facts.config
-    if config.algorithm in AVERAGING:
-        return f"with {config.algorithm} all parameters are the server's and trained anyway"
-    return "" if facts.local else "nothing of this task's model is local"
-
-
 STEPS = ("optimizer", "rate", "epochs", "max_steps", "batch_size")
 RULES: tuple[Rule, ...] = (
-    (
-        "scaffold.*",
-        _of(lambda c: c.algorithm != "scaffold", "it is scaffold's, and the algorithm is {c.algorithm}"),
-    ),
-    (
-        "cohort.*",
-        _of(lambda c: c.algorithm == "central", "central has all examples in one place, and no cohort"),
-    ),
     ("split.*", _split_unread),
     (
         "split.percent",
@@ -133,11 +116,7 @@ RULES: tuple[Rule, ...] = (
         "update.pull",
         _of(lambda c: c.update.method != "solve", "update.method = {c.update.method} does not read it"),
     ),
-    ("update.joint", _joint_unread),
-    (
-        "update.passes",
-        _of(lambda c: c.algorithm != "fed_recon", "it is fed_recon's, and the algorithm is {c.algorithm}"),
-    ),
+    ("update.joint", lambda facts: "" if facts.local else "nothing of this task's model is local"),
     *(
         (
             f"fine_tune.{name}",
@@ -146,10 +125,6 @@ RULES: tuple[Rule, ...] = (
         for name in ("optimizer", "rate", "epochs", "batch_size", "joint")
     ),
     ("fine_tune.joint", lambda facts: "" if facts.local else "nothing of this task's model is local"),
-    *(
-        (key, _of(lambda c: c.algorithm == "central", "central has no server step of its own"))
-        for key in ("server.optimizer", "server.rate", "server.weighting", "server.mean", "server.settings.*")
-    ),
     (
         "server.cap",
         _of(
@@ -172,12 +147,15 @@ JUDGING = (
 JUDGING += ("seed", "algorithm", "task")  # what an evaluation reads
 
 
-def check_effects(task: Task, config: Config, usual: Config, written: Iterable[str]) -> None:
-    """Raise if a written setting differs from what the task would `usual`ly have and is not read. Of an algorithm
-    that is not the library's own nothing is known, so all its settings may be."""
-    if config.algorithm not in (*PERSONAL, *AVERAGING):
+def check_effects(
+    task: Task, config: Config, entry: AlgorithmEntry, usual: Config, written: Iterable[str]
+) -> None:
+    """Raise if a written setting differs from what the task would `usual`ly have and is not read. Of an
+    algorithm
+    that does not say what it leaves unread nothing is known, so all settings may be."""
+    if entry.unread is None:
         return
-    facts, values, before = _facts(task, config), config.flat(), usual.flat()
+    facts, values, before = _facts(task, config, entry), config.flat(), usual.flat()
     for key in _leaves(written, values):
         reason = _unread(facts, key) if values[key] != before.get(key) else ""
         if reason:
@@ -196,8 +174,13 @@ def check_judging(changes: Mapping[str, Any]) -> None:
 
 def _unread(facts: Facts, key: str) -> str:
     """Why nothing reads a setting; empty if something does."""
-    reasons = (reason(facts) for pattern, reason in RULES if fnmatch(key, pattern))
-    return next(filter(None, reasons), "")
+    of_algorithm = (
+        f"with {facts.config.algorithm} {reason}"
+        for pattern, reason in (facts.entry.unread or {}).items()
+        if fnmatch(key, pattern)
+    )
+    of_all = (reason(facts) for pattern, reason in RULES if fnmatch(key, pattern))
+    return next(filter(None, (*of_algorithm, *of_all)), "")
 
 
 def _leaves(written: Iterable[str], values: Mapping[str, Any]) -> list[str]:
@@ -205,9 +188,9 @@ def _leaves(written: Iterable[str], values: Mapping[str, Any]) -> list[str]:
     return [key for name in written for key in values if key == name or key.startswith(f"{name}.")]
 
 
-def _facts(task: Task, config: Config) -> Facts:
+def _facts(task: Task, config: Config, entry: AlgorithmEntry) -> Facts:
     local = bool(task.personal.partition.local_paths)
-    trained = task.personal if config.algorithm in PERSONAL or task.stateful is None else task.stateful
+    trained = task.personal if entry.trains == "personal" or task.stateful is None else task.stateful
     tuned = config.fine_tune.max_steps != 0
-    on_query = not task.seen and (config.algorithm == "fed_recon" or local or tuned)
-    return Facts(config, local, bool(trained.partition.spaces), on_query)
+    on_query = not task.seen and (entry.splits or local or tuned)
+    return Facts(config, entry, local, bool(trained.partition.spaces), on_query)

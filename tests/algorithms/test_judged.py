@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from partwise.algorithm import init_params
+from partwise.algorithms.registry import prepare, settings_for
 from partwise.checkpoint import load_arrays
 from partwise.cli import main
-from partwise.config.algorithms import prepare, settings_for
-from partwise.config.evaluation import judged_setting
+from partwise.config.judged import judged_setting
 from partwise.config.parts import make_fine_tune, rates_of
 from partwise.config.settings import Config
 from partwise.model.partition import DEFAULT

@@ -1,0 +1,49 @@
+"""All examples in one place, as plain SGD: what federated training is compared with.
+
+A round is an epoch, or `update.max_steps` batches of examples drawn from all (FedSubAvg's CentralSGD, with a
+batch of what its cohort's would be together).
+"""
+
+from __future__ import annotations
+
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.algorithms.fed_avg import UNREAD, averaging, fed_avg, unselected
+from partwise.algorithms.fed_recon import averaged_evaluation
+from partwise.config.judged import server_side
+from partwise.config.parts import rates_of
+from partwise.config.settings import Config
+from partwise.server.cohort import Recruiting
+from partwise.tasks.base import Task
+
+PLAIN_SERVER = {
+    "server.optimizer": "sgd",
+    "server.rate": 1.0,
+    "server.settings": {},
+    "server.mean": "cohort",
+}
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """One client that has everything, and a server that takes over what it says."""
+    setting, part = server_side(task), config.update
+    whole = unselected(task, config, CENTRAL).changed(PLAIN_SERVER)
+    build = averaging(setting, whole, fed_avg)
+    pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
+    if part.max_steps is not None:
+        pooled = pooled.pool(part.max_steps * part.batch_size)
+    return Prepared(build, rates_of(whole), pooled, Recruiting(1), *averaged_evaluation(task, config, build))
+
+
+NO_SERVER = "there is no server step"
+CENTRAL = AlgorithmEntry(
+    "centralised SGD on pooled data; a round is an epoch, or update.max_steps batches",
+    prepare,
+    {"update.max_steps": None},
+    trains="stateful",
+    selects=False,
+    unread=UNREAD
+    | {"cohort.*": "all examples are in one place, and there is no cohort"}
+    | dict.fromkeys(
+        ("server.optimizer", "server.rate", "server.weighting", "server.mean", "server.settings.*"), NO_SERVER
+    ),
+)

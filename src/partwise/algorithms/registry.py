@@ -1,0 +1,95 @@
+"""Algorithms by name. To add one to the library: a file with an `AlgorithmEntry`, and a line here. A package of
+your own adds one by an entry point of the group `partwise.algorithms`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.config.settings import Config, shared_keys
+from partwise.plugins import Lazy, find, find_all
+from partwise.tasks.base import Task, algorithm_of, defaults_for
+from partwise.types import UserError
+
+GROUP = "partwise.algorithms"  # of entry points
+
+ALGORITHMS: dict[str, AlgorithmEntry | Lazy] = {
+    name: Lazy("", f"partwise.algorithms.{where}")
+    for name, where in {
+        "fed_recon": "fed_recon:FED_RECON",
+        "fed_select": "fed_select:FED_SELECT",
+        "fed_sub_avg": "fed_sub_avg:FED_SUB_AVG",
+        "fed_avg": "fed_avg:FED_AVG",
+        "fed_prox": "fed_prox:FED_PROX",
+        "scaffold": "scaffold:SCAFFOLD",
+        "fed_per": "fed_per:FED_PER",
+        "lg_fed_avg": "fed_per:LG_FED_AVG",
+        "fed_rep": "fed_per:FED_REP",
+        "fed_adagrad": "fed_opt:FED_ADAGRAD",
+        "fed_adam": "fed_opt:FED_ADAM",
+        "fed_yogi": "fed_opt:FED_YOGI",
+        "central": "central:CENTRAL",
+    }.items()
+}
+
+
+def find_algorithm(name: str) -> AlgorithmEntry:
+    """An algorithm by name, the library's own or an installed package's."""
+    return find(ALGORITHMS, GROUP, "algorithm", name)
+
+
+def all_algorithms() -> dict[str, AlgorithmEntry]:
+    """Every named algorithm, those of installed packages too."""
+    return {name: find_algorithm(name) for name in find_all(ALGORITHMS, GROUP, "algorithm")}
+
+
+def prepare(task: Task, config: Config) -> Prepared:
+    """Choose the algorithm by name and give it the task."""
+    entry = find_algorithm(config.algorithm)
+    return entry.prepare(task, config.owning(entry.own))
+
+
+def settings_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """A task's settings (its `defaults`) for an algorithm."""
+    return defaults_for(defaults, algorithm, find_algorithm(algorithm).defaults)
+
+
+def configuration(task: str, changes: Mapping[str, Any]) -> Config:
+    """The configuration of a task with dotted keys changed, among them `algorithm` and its own settings."""
+    algorithm = _algorithm(changes)
+    own = find_algorithm(algorithm).own
+    for key in changes:
+        if key not in own and (owners := _owners(key)):
+            raise UserError(
+                f"{key} is a setting of {', '.join(owners)}: leave it out with {algorithm}, or use {owners[0]}"
+            )
+    return Config(task=task).owning(own).changed(changes)
+
+
+def check_keys(changes: Mapping[str, Any]) -> None:
+    """Raise if a key is none of any algorithm, or the value of a common one is not of its type."""
+    Config().changed({key: value for key, value in changes.items() if not _owners(key)})
+
+
+def without_foreign(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Recorded settings without those that only other algorithms have: they say nothing of this one."""
+    own = find_algorithm(algorithm).own
+    return {key: value for key, value in settings.items() if key in own or not _owners(key)}
+
+
+def recorded(settings: Mapping[str, Any]) -> Config:
+    """The configuration that a run's config.toml says."""
+    task = str(settings.get("task", Config().task))
+    return configuration(task, without_foreign(settings, _algorithm(settings)))
+
+
+def _algorithm(settings: Mapping[str, Any]) -> str:
+    return str(settings.get("algorithm", algorithm_of(None)))
+
+
+def _owners(key: str) -> list[str]:
+    """The algorithms that alone have a setting; none if all have it, or nobody."""
+    if key in shared_keys() or key.startswith(("data", "select", "server.settings")):
+        return []
+    return [name for name, entry in all_algorithms().items() if key in entry.own]

@@ -1,0 +1,60 @@
+"""How clients are judged: with which setting, and what a configuration may say of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partwise.config.parts import one_of
+from partwise.config.settings import Config
+from partwise.tasks.base import Setting, Task
+from partwise.types import UserError
+
+LOCAL = ("rebuilt", "tuned", "trained")  # values of evaluation.local
+
+
+def judged_setting(setting: Setting, config: Config) -> Setting:
+    """The setting in which clients are judged: a local part that the server trained begins as it is there."""
+    one_of("evaluation.local", config.evaluation.local, LOCAL)
+    if config.evaluation.local == "rebuilt":
+        return setting
+    begun = lambda role: dataclasses.replace(role, initial="learned") if role.kind == "local" else role
+    roles = {path: begun(role) for path, role in setting.partition.roles.items()}
+    return setting._replace(partition=dataclasses.replace(setting.partition, roles=roles))
+
+
+def check_judged(task: Task, config: Config) -> None:
+    """Raise where a setting of evaluation would be without effect."""
+    local, steps = config.evaluation.local, config.fine_tune.max_steps
+    one_of("evaluation.local", local, LOCAL)
+    if task.seen and steps != 0:
+        raise UserError(
+            f"fine_tune.max_steps = {'none' if steps is None else steps} tunes on the support set of an unseen "
+            f"client, and task '{task.name}' judges seen ones, as they were trained: leave it at 0, or use a "
+            f"task of unseen clients"
+        )
+    if local != "rebuilt" and (task.seen or not task.personal.partition.local_paths):
+        has = "has seen ones alone" if task.seen else "has no local part"
+        raise UserError(
+            f"evaluation.local = {local} says with which local part an unseen client is judged, and task "
+            f"'{task.name}' {has}: leave it at rebuilt, or use another task"
+        )
+
+
+def server_side(task: Task) -> Setting:
+    """The setting in which all parameters are the server's."""
+    if task.stateful is None:
+        raise UserError(
+            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "
+            f"(or, for a table of ratings, an order other than 'as is')"
+        )
+    return task.stateful
+
+
+def check_rebuilt(config: Config) -> None:
+    """Raise where clients are to be judged with a local part that nobody trained."""
+    one_of("evaluation.local", config.evaluation.local, LOCAL)
+    if config.evaluation.local != "rebuilt":
+        raise UserError(
+            f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
+            f"with {config.algorithm} it trains none: use rebuilt, or fed_avg and its kin"
+        )
