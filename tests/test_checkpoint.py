@@ -241,3 +241,14 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
         (tmp_path / name).write_text("")
     checkpoint.remove_temporary_files(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", "a.1.tmp"]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "bool"],
+)
+def test_every_type_of_number_comes_back(dtype):
+    array = np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype))
+    (back,) = checkpoint.from_bytes(checkpoint.to_bytes({"x": array}))[0].values()
+    assert back.dtype == array.dtype
+    np.testing.assert_array_equal(back, array)

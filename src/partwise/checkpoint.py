@@ -18,13 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
 
 from partwise.types import UserError
 
 SEAL = "#sha256"  # the key of a JSON document, and the word of a text's last line, under which its digest is
+DTYPES = {"BOOL": "bool", "BF16": "bfloat16"}
+DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+DTYPES |= {
+    f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
+}
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
@@ -38,16 +44,24 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        return load(data), dict(json.loads(metadata.get("partwise", "{}")))
+        return _arrays(data), dict(json.loads(metadata.get("partwise", "{}")))
     except (SafetensorError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
         raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
+
+
+def _arrays(data: bytes) -> dict[str, np.ndarray]:
+    """Those of 16-bit brain floats too, which numpy alone does not know."""
+    return {
+        name: np.frombuffer(part["data"], jnp.dtype(DTYPES[part["dtype"]])).reshape(part["shape"])
+        for name, part in deserialize(data)
+    }
 
 
 def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(array, order="C") for name, array in arrays.items()}
 
 
-def _digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:
+def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
     """Of all that a file of arrays says: header, names, types, shapes and values."""
     total = hashlib.sha256(json.dumps(header).encode())
     for name in sorted(arrays):
@@ -79,7 +93,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666)
         reason = error.strerror or error
         raise UserError(
             f"could not write '{path}': {reason}. What was there before is untouched; "
-            f"make room, then go on with --resume (resume=True), or choose another place with --out (out=...)."
+            f"make room, or choose another place with --out (out=...); a run goes on with --resume (resume=True)."
         ) from error
     finally:
         with contextlib.suppress(OSError):
@@ -108,7 +122,7 @@ def save_arrays(
 ) -> None:
     """A sealed safetensors file; the same arrays and header always give the same bytes."""
     host, told = _on_host(arrays), dict(header or {})
-    write_file(path, to_bytes(host, told | {SEAL: _digest(host, told)}), mode)
+    write_file(path, to_bytes(host, told | {SEAL: digest_of(host, told)}), mode)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -116,7 +130,7 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     data = read_file(path)
     try:
         arrays, header = from_bytes(data)
-        _check_seal(header.pop(SEAL, None), _digest(arrays, header))
+        _check_seal(header.pop(SEAL, None), digest_of(arrays, header))
         return arrays, header
     except UserError as error:
         raise UserError(f"'{path}' is damaged or foreign: {error}") from None

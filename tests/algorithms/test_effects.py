@@ -37,12 +37,6 @@ def refused(task, **changes) -> str:
 @pytest.mark.parametrize(
     ("key", "value", "others", "says"),
     [
-        (
-            "scaffold.control",
-            "server",
-            {},
-            "of scaffold: leave it out with fed_recon, or use scaffold",
-        ),
         ("reconstruct.rate", 0.7, {}, "reconstruct.method = solve takes no steps"),
         ("reconstruct.optimizer", "adam", {"reconstruct.method": "skip"}, "= skip takes no steps"),
         ("reconstruct.max_steps", 7, {}, "takes no steps"),

@@ -128,7 +128,7 @@ def test_errors_are_json_too(capsys):
 
 
 def test_evaluating_with_settings_that_change_the_model_is_refused(mistake, run_folder):
-    assert "'default/user' of shape (3,), and these settings make it (4,)" in mistake(
+    assert "data.dim = 4 would make another model" in mistake(
         "evaluate", str(run_folder), "--set", "data.dim=4"
     )
     assert "other ids" in mistake("evaluate", str(run_folder), "--set", "data.num_items=30")

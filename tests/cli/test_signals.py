@@ -14,8 +14,9 @@ import pytest
 from partwise.runs.folder import Folder
 
 COMMAND = """
-import sys
+import signal, sys
 from partwise.cli import interrupt, main
+signal.signal(signal.SIGINT, signal.default_int_handler)
 interrupt.install()  # the first thing that main does
 sys.stdout.write("begun\\n")
 sys.stdout.flush()
@@ -24,7 +25,8 @@ sys.exit(main())
 
 
 def begun(*arguments: str) -> subprocess.Popen:
-    """The command as a process, once its first line of code has run; before that Python itself is in charge."""
+    """The command as a process, once its first line of code has run; before that Python itself is in charge. A
+    signal that the tests were started to ignore (by nohup, say) is not ignored there."""
     command = [sys.executable, "-c", COMMAND, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "begun\n"

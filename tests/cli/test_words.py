@@ -74,7 +74,7 @@ def test_one_is_not_several(number, words):
 
 def test_one_update_is_not_several():
     assert tell_left_out(dict.fromkeys(LEFT_OUT, 1)) == (
-        "1 update that was not finite, 1 client without query examples, "
+        "1 update that was not finite, 1 client without query examples that count, "
         "1 client with fewer than cohort.min_examples examples, 1 client that never reported"
     )
 

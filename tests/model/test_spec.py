@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.model.spec import Model, bag, indicators, lookup, training_losses
+from partwise.model.partition import frozen, partition
+from partwise.model.spec import Metric, Model, bag, indicators, lookup, training_losses
 from partwise.types import UserError
 
 TABLE = jnp.arange(12.0).reshape(4, 3) + 1
@@ -46,3 +47,37 @@ def test_a_loss_without_a_value_for_every_example_is_refused(loss):
     model = Model(lambda rng: {}, lambda params, batch, rng: batch["x"], loss)
     with pytest.raises(UserError, match=r"the loss of a batch of 3 examples has shape .*; expected \(3,\)"):
         jax.eval_shape(lambda: training_losses(model, {}, {"x": jnp.ones(3)}, jax.random.key(0)))
+
+
+def model_with(**changes):
+    model = Model(
+        init=lambda rng: {"w": jnp.zeros(3)},
+        predict=lambda params, batch, rng: batch["x"] * params["w"].sum(),
+        loss=lambda outputs, batch: jnp.square(outputs),
+    )
+    return model._replace(**changes)
+
+
+@pytest.mark.parametrize("name", ["loss", "clients", "over_clients", "judged", "undefined"])
+def test_a_metric_may_not_take_the_name_of_something_else(name):
+    with pytest.raises(UserError, match=f"a metric cannot be named '{name}'"):
+        partition(model_with(metrics={name: Metric(lambda outputs, batch: outputs)}), {})
+
+
+def test_a_metric_is_a_metric():
+    with pytest.raises(UserError, match="the metric 'm' is a function, not a Metric or Pooled"):
+        partition(model_with(metrics={"m": lambda outputs, batch: outputs}), {})
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, bool])
+def test_a_loss_without_a_gradient_is_refused(dtype):
+    model = model_with(loss=lambda outputs, batch: jnp.square(outputs).astype(dtype))
+    with pytest.raises(UserError, match="along which there is no gradient"):
+        training_losses(model, {"w": jnp.ones(3)}, {"x": jnp.ones(2)}, jax.random.key(0))
+
+
+def test_a_parameter_of_whole_numbers_can_only_be_frozen():
+    model = model_with(init=lambda rng: {"w": jnp.zeros(3), "n": jnp.zeros(2, int)})
+    with pytest.raises(UserError, match="parameter 'n' has the type int32"):
+        partition(model, {})
+    assert partition(model, {"n": frozen()}).of("frozen") == ("n",)

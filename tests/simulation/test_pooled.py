@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import Setting, Task, server, train
+from partwise import Setting, Task, train
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
@@ -20,6 +20,7 @@ from partwise.metrics import area_under_curve
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import auc
 from partwise.randomness import EVALUATION_ROUND, round_rng
+from partwise.server import optimizers
 from partwise.simulation import evaluator as evaluate
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -41,14 +42,14 @@ def reconstructing(rates):
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(3, 2), 0.1),
         update=update.by_steps(Schedule(3), 0.1),
-        optimizer=server.sgd(1.0),
+        optimizer=optimizers.sgd(1.0),
     )
 
 
 def averaging(rates):
     model = ranked(len(COUNTS))
     parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
-    return fed_avg(model, parts, update=update.by_steps(Schedule(3), 0.1), optimizer=server.sgd(1.0))
+    return fed_avg(model, parts, update=update.by_steps(Schedule(3), 0.1), optimizer=optimizers.sgd(1.0))
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,8 @@ def test_an_undefined_metric_is_a_dash_and_a_sentence(capsys):
         "auc": None,
         "loss": 0.5,
         "over_clients": {"auc": {"clients": 2}, "loss": {"clients": 2, "mean": 0.5}},
+        "clients": 2,
+        "clients_without_examples": 0,
         "judged": {"clients": "seen", "local": "none", "others": "as trained", "weights": "examples"},
     }
     show.evaluation(told | {"undefined": {"auc": reason}}, "run")

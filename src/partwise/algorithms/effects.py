@@ -142,9 +142,8 @@ JUDGING = (
     "evaluation.*",
     "fine_tune.*",
     "data.*",
-    "select.*",
-)
-JUDGING += ("seed", "algorithm", "task")  # what an evaluation reads
+    "seed",
+)  # what an evaluation reads
 
 
 def check_effects(

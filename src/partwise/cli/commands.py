@@ -116,7 +116,7 @@ def personalize(options: Options) -> Result:
     client = personal.read(options.client, personal.setting.columns, options.id)
     before = load_local(options.local) if options.local else None
     local = personal.personalize(client.examples, before)
-    save_local(options.out, local, options.run_folder)
+    save_local(options.out, local, personal.digest)
     num_examples = client.examples.num_examples
     if not options.json:
         show.unknown_rows(client.unknown)
@@ -135,7 +135,7 @@ def predict(options: Options) -> Result:
 
     personal = Personal.open(options.run_folder)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)
-    outputs = personal.predict(load_local(options.local), client.examples)
+    outputs = personal.predict(load_local(options.local, personal.digest), client.examples)
     keys = [name for name in client.examples.columns if name in personal.vocabularies]
     ids = {name: source_ids(personal.vocabularies[name], client.examples.columns[name]) for name in keys}
     rows = [

@@ -106,10 +106,10 @@ def _left_out(told: Mapping[str, Any]) -> None:
         say(f"The data have fewer than asked for: {name} = {there:,}, not {asked:,}.")
 
 
-def _clients(test: Mapping[str, Any]) -> str:
+def _clients(test: Mapping[str, Any], noun: str = "test client") -> str:
     without = test["clients_without_examples"]
     more = f" ({without} without examples to test on)" if without else ""
-    return f"{counted(test['clients'] + without, 'test client')}{more}"
+    return f"{counted(test['clients'] + without, noun)}{more}"
 
 
 def evaluation(result: Mapping[str, Any], title: str) -> None:
@@ -121,6 +121,7 @@ def evaluation(result: Mapping[str, Any], title: str) -> None:
     out.print(table)
     _judged(result["judged"])
     _undefined(result)
+    say(f"{_clients(result, 'client')}.")
 
 
 def _table(words: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:

@@ -31,14 +31,26 @@ NOWHERE = "Where an id may be -1 (nothing), read rows with `lookup` or `bag` of 
 def check_model(client: Client) -> None:
     """Raise unless this client's losses are the same with the batch's rows as with its slice, and with a slice that
     is filled up as with one that is not."""
-    if not client.partition.spaces or not int(client.examples.count):
+    if not int(client.examples.count):
         return
+    _check_weights(client)
     client = _shaken(client)
     for space in client.partition.spaces:
         if not client.partition.is_whole(space):
             _check_rows(client, space)
         elif client.examples.keys[space].rows is not None and int(client.examples.keys[space].count):
             _check_padding(client, space)
+
+
+def _check_weights(client: Client) -> None:
+    _, need = read(client, begin(client), draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
+    weights = np.asarray(client.model.weight(need.batch))[np.asarray(need.mask)]
+    wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
+    if len(wrong):
+        raise UserError(
+            f"the model's `weight` gives an example the weight {wrong[0]:g}; expected what it counts in a "
+            f"mean, a finite number of at least 0: mend the model's weight"
+        )
 
 
 def _check_rows(client: Client, space: str) -> None:

@@ -114,6 +114,12 @@ def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
     return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "solve"))[1].value
 
 
+def _precision(progress: Progress, groups: tuple[Group, ...]) -> float:
+    """The rounding error of the least precise of these parameters."""
+    leaves = jax.tree_util.tree_leaves(get_parts(progress, groups))
+    return max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
+
+
 def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...]) -> None:
     """Raise unless the loss of this client's first examples is quadratic in the groups."""
     if "keyed" in groups:
@@ -129,8 +135,9 @@ def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...
     change = gradient(x0 + v) - gradient(x0)
     linear = (gradient(x0 + 2 * v) - gradient(x0)) / 2
     error = jnp.linalg.norm(change - linear) / (jnp.linalg.norm(change) + 1e-12)
-    if not error < 1e-3:
+    if not error < max(1e-3, 8 * _precision(progress, groups)):
         raise UserError(
             f"the closed form needs a loss that is least squares in the {' and '.join(groups)} part, but this "
-            f"loss is not: its gradient departs from a straight line by {float(error):.0%}. Use gradient steps."
+            f"loss is not: its gradient departs from a straight line by {float(error):.2g} of its "
+            f"length. Use gradient steps."
         )

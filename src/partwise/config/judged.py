@@ -32,6 +32,12 @@ def check_judged(task: Task, config: Config) -> None:
             f"client, and task '{task.name}' judges seen ones, as they were trained: leave it at 0, or use a "
             f"task of unseen clients"
         )
+    roles = task.personal.partition.roles.values()
+    if local == "tuned" and not task.seen and all(r.initial == "learned" for r in roles if r.kind == "local"):
+        raise UserError(
+            f"evaluation.local = tuned would have no effect: local parameters of task '{task.name}' begin at the "
+            f"default that was learned, and are rebuilt from there anyway. Leave it at rebuilt."
+        )
     if local != "rebuilt" and (task.seen or not task.personal.partition.local_paths):
         has = "has seen ones alone" if task.seen else "has no local part"
         raise UserError(

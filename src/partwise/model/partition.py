@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from partwise import tree
 from partwise.model.psi import PSIS, Psi, take
-from partwise.model.spec import Model
+from partwise.model.spec import Model, check_metrics
 from partwise.types import Params, UserError, nearest, unknown
 
 Initial = Literal["random", "zero", "learned"]
@@ -297,6 +297,13 @@ def partition(
             raise UserError(
                 f"the rule '{pattern}' matches no parameter ({nearest(pattern, shapes)}). "
                 f"Write a path as `describe` prints it, or a pattern such as 'item/*'."
+            )
+    check_metrics(model)
+    for path, role in roles.items():
+        if role.kind != "frozen" and not jnp.issubdtype(shapes[path].dtype, jnp.floating):
+            raise UserError(
+                f"parameter '{path}' has the type {shapes[path].dtype}, along which there is no gradient, so it "
+                f"cannot be {role.kind}: make it frozen(), or floating-point numbers"
             )
     spaces = dict.fromkeys(role.space for role in roles.values() if role.kind == "keyed")
     columns = {space: (space,) for space in spaces} | {

@@ -79,6 +79,32 @@ class Model(NamedTuple):
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
 
 
+RESERVED = (
+    "loss",
+    "clients",
+    "clients_without_examples",
+    "over_clients",
+    "undefined",
+    "judged",
+    "not_finite",
+)
+
+
+def check_metrics(model: Model) -> None:
+    """Raise if a metric is none, or has a name under which an evaluation tells something else."""
+    for name, metric in model.metrics.items():
+        if not isinstance(metric, Metric | Pooled):
+            raise UserError(
+                f"the metric '{name}' is a {type(metric).__name__}, not a Metric or Pooled: write "
+                f"Metric(function), a function of outputs and batch with a value for every example"
+            )
+        if name in RESERVED:
+            raise UserError(
+                f"a metric cannot be named '{name}', under which every evaluation tells something of its own "
+                f"(so do {', '.join(RESERVED)}): choose another name"
+            )
+
+
 def training_losses(
     model: Model,
     params: Params,
@@ -102,6 +128,11 @@ def one_for_each(losses: jax.Array, batch: Batch) -> jax.Array:
             f"the loss of a batch of {size} examples has shape {jnp.shape(losses)}; expected ({size},), one value "
             f"for every example (a sum over its tokens, if it has several) and no mean over the batch: mend the "
             f"model's loss"
+        )
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise UserError(
+            f"the loss has the type {losses.dtype}, along which there is no gradient; expected floating-point "
+            f"numbers: mend the model's loss"
         )
     return losses
 

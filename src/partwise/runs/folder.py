@@ -4,9 +4,12 @@ read only if it is as it was written."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +33,18 @@ from partwise.runs.document import to_plain
 from partwise.types import RunWarning, UserError
 
 KEEP_CHECKPOINTS = 2
+MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
 AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
 LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", "summary.json")
+
+
+def identity(config: Config, begun: Mapping[str, Any]) -> str:
+    """A run in one word: its settings, save how rounds are run and what may change when it goes on, and its data.
+    Every file of a run's folder carries it, so that files of another run are not taken for its own."""
+    plain = lambda key: key not in MAY_CHANGE and not key.startswith("simulation.")
+    settings = {key: value for key, value in config.flat().items() if plain(key)}
+    told = json.dumps([to_plain(settings), to_plain(begun.get("data"))], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:32]
 
 
 class Saved(NamedTuple):
@@ -84,7 +97,7 @@ class Folder:
         self.check_free()
         save_json(self.path / "model.json", to_plain(options))
         save_json(self.path / "vocabularies.json", {n: v.tolist() for n, v in vocabularies.items()})
-        save_json(self.path / "start.json", to_plain(begun))
+        save_json(self.path / "start.json", to_plain({**begun, "run": identity(config, begun)}))
         self.save_config(config)
 
     def save_config(self, config: Config) -> None:
@@ -113,11 +126,22 @@ class Folder:
                 f"{error}. A run keeps its configuration: put the file back as it was; --rounds and --data change "
                 f"what may be changed, and `partwise train --config` begins another run with an edited copy"
             ) from None
-        return recorded(read_toml(path))
+        config = recorded(read_toml(path))
+        if identity(config, self.begun()) != self.run:
+            raise UserError(
+                f"'{path}' is of another run than the rest of the folder: put the run's own file back, or "
+                f"train again in another folder"
+            )
+        return config
 
     def begun(self) -> dict[str, Any]:
         """What must not change when the run goes on: lanes, devices, and the fingerprint of its data."""
         return load_json(self.path / "start.json")
+
+    @cached_property
+    def run(self) -> str:
+        """The run in one word, which its files carry (see `identity`)."""
+        return self.begun()["run"]
 
     def model_options(self) -> dict[str, Any]:
         """What rebuilds the run's model without its data."""
@@ -132,11 +156,11 @@ class Folder:
 
     def append(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Add rounds to metrics.jsonl."""
-        records.append_records(self.metrics, rounds)
+        records.append_records(self.metrics, rounds, self.run)
 
     def records(self) -> list[dict[str, Any]]:
         """All rounds so far; a last line that a kill cut short is left out."""
-        return records.read_records(self.metrics)
+        return records.read_records(self.metrics, self.run)
 
     def rounds_done(self) -> int:
         """How many rounds need not be run again, if nothing is damaged."""
@@ -145,7 +169,7 @@ class Folder:
     def save_checkpoint(self, state: Any, round_number: int) -> None:
         """The server's state after a round, once its records are on the disk; those before the last two go."""
         records.flush_records(self.metrics)
-        save_tree(self._checkpoint(round_number), state, {"round": round_number})
+        save_tree(self._checkpoint(round_number), state, {"round": round_number, "run": self.run})
         for old in sorted(self._checkpoints())[:-KEEP_CHECKPOINTS]:
             self._checkpoint(old).unlink()
 
@@ -153,8 +177,8 @@ class Folder:
         """The state after that round, in the structure of `like`."""
         path = self._checkpoint(round_number)
         state, header = load_tree(path, like)
-        if header.get("round") != round_number:
-            raise UserError(f"'{path}' is of round {header.get('round')}")
+        if (header.get("round"), header.get("run")) != (round_number, self.run):
+            raise UserError(f"'{path}' is of another round or run")
         return Saved(state, round_number)
 
     def go_on(self, like: Any) -> Saved | None:
@@ -162,7 +186,7 @@ class Folder:
 
         Where the last one is damaged, the one before it serves, with a warning; where no one is left, an error.
         """
-        sound, problems = records.how_far(self.metrics), []
+        sound, problems = records.how_far(self.metrics, self.run), []
         saved = None
         for number in sorted(self._checkpoints(), reverse=True):
             try:
@@ -174,6 +198,10 @@ class Folder:
                 problems.append(str(error))
         if problems and saved is None:
             raise UserError(f"the run in '{self.path}' cannot go on: {'; '.join(dict.fromkeys(problems))}")
+        if sound.rounds and saved is None:
+            warnings.warn(
+                f"the run in '{self.path}' has no checkpoint, so it begins anew", RunWarning, stacklevel=2
+            )
         if problems and saved:
             warnings.warn(
                 f"going on from round {saved.round}, because {problems[0]}", RunWarning, stacklevel=2
@@ -193,7 +221,7 @@ class Folder:
 
     def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
         """The server's leaves, by path."""
-        save_arrays(self.path / "model.safetensors", params, header)
+        save_arrays(self.path / "model.safetensors", params, {**header, "run": self.run})
 
     def model(self) -> dict[str, np.ndarray]:
         """The trained leaves; of a run that has not ended, an error."""
@@ -202,6 +230,11 @@ class Folder:
         if header["round"] < rounds:
             raise UserError(
                 f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
+            )
+        if header.get("run") != self.run:
+            raise UserError(
+                f"'{path}' is the model of another run: put the run's own file back, or train again in another "
+                f"folder"
             )
         return arrays
 

@@ -7,13 +7,14 @@ optionally refreshing them periodically"; patent claim 9.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from partwise.algorithms.fed_recon import evaluation_build
-from partwise.checkpoint import load_arrays, save_arrays
+from partwise.checkpoint import digest_of, load_arrays, save_arrays
 from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
@@ -53,6 +54,11 @@ class Personal:
         config = folder.config()
         setting = entry_of(config.task).settings(**folder.model_options())[0]
         return cls(config, setting, folder.model(), folder.vocabularies())
+
+    @cached_property
+    def digest(self) -> str:
+        """The model in one word, which a local part that was rebuilt for it carries."""
+        return digest_of(self.params, {})
 
     def personalize(
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
@@ -99,10 +105,11 @@ class Personal:
         return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
     def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
-        """One client's table with these columns (CSV, Parquet, Arrow), ids as in the source of the training data.
+        """One client's table with these columns (CSV, Parquet, Arrow), ids as in the source of the training
+        data.
 
-        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met cannot
-        be used; they are counted.
+        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met
+        cannot be used; they are counted.
         """
         self._check_from_tables([name for name in columns if name in self.vocabularies])
         names = {name: self.names[name] for name in columns}
@@ -125,14 +132,34 @@ def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return ", ".join(f"{path} {shape}" for path, shape in shapes.items()) or "nothing"
 
 
-def save_local(path: str | Path, local: Mapping[str, Any], run: str) -> None:
-    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it."""
-    save_arrays(Path(path), local, {"run": run, "kind": "local"}, mode=0o600)
+def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
+    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it. `model`
+    is
+    the digest of the model that it was rebuilt for (`Personal.digest`)."""
+    if Path(path).exists() and not _is_local(path):
+        raise UserError(
+            f"'{path}' is there, and is not a local part: choose another name with --out (out=...)"
+        )
+    save_arrays(Path(path), local, {"model": model, "kind": "local"}, mode=0o600)
 
 
-def load_local(path: str | Path) -> dict[str, np.ndarray]:
-    """A local part that was stored before."""
+def load_local(path: str | Path, model: str | None = None) -> dict[str, np.ndarray]:
+    """A local part that was stored before; if `model` is given, one that was rebuilt for the model of that
+    digest."""
     arrays, header = load_arrays(regular(path, "give the file that `partwise personalize` wrote"))
     if header.get("kind") != "local":
         raise UserError(f"'{path}' is not a local part written by `partwise personalize`")
+    if model is not None and header.get("model") != model:
+        raise UserError(
+            f"the local part in '{path}' was rebuilt for another model, and means nothing to this one: rebuild it "
+            f"with `partwise personalize` (--local {path} goes on from it)"
+        )
     return arrays
+
+
+def _is_local(path: str | Path) -> bool:
+    try:
+        load_local(path)
+    except UserError:
+        return False
+    return True

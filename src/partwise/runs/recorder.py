@@ -17,7 +17,7 @@ class Recorder:
         self.folder, self.tally = folder, Tally()
         self._kept: list[dict[str, Any]] = []  # only where there is no folder
         if folder and folder.metrics.exists():
-            for record in iterate_records(folder.metrics):
+            for record in iterate_records(folder.metrics, folder.run):
                 self.tally.add(record)
 
     def add(self, rounds: Sequence[Mapping[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """metrics.jsonl: a line for every round, each with a checksum, the rounds 1, 2, 3, ... without a gap.
 
-Lines are appended as rounds are run. What a kill or a bad disk left is told apart by checksum and number: rounds
+Lines are appended as rounds are run. A checksum is of the line and of the run's name, so that lines of another run
+are told as such. What a kill or a bad disk left is told apart by checksum and number: rounds
 are taken as far as they are whole, and nothing is ever read past a damaged line.
 """
 
@@ -30,10 +31,10 @@ def as_record(record: Record) -> dict[str, Any]:
     return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
 
 
-def append_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+def append_records(path: Path, records: Iterable[Mapping[str, Any]], run: str = "") -> None:
     """Add rounds at the end; `flush_records` makes sure that they are on the disk."""
     with _writing(path, "ab") as file:
-        file.write(b"".join(map(to_line, records)))
+        file.write(b"".join(to_line(record, run) for record in records))
 
 
 def flush_records(path: Path) -> None:
@@ -54,19 +55,23 @@ def _writing(path: Path, mode: str) -> Iterator[Any]:
         ) from None
 
 
-def to_line(record: Mapping[str, Any]) -> bytes:
+def to_line(record: Mapping[str, Any], run: str = "") -> bytes:
     """A round as a line with its checksum."""
     text = json.dumps(to_plain(record)).encode()
-    return text[:-1] + CHECK + b"%d}\n" % zlib.crc32(text)
+    return text[:-1] + CHECK + b"%d}\n" % _checksum(text, run)
 
 
-def from_line(line: bytes) -> dict[str, Any]:
+def from_line(line: bytes, run: str = "") -> dict[str, Any]:
     """The inverse; a ValueError says what is wrong."""
     start, sign, check = line.rpartition(CHECK)
     text = start + b"}"
-    if not sign or check != b"%d}\n" % zlib.crc32(text):
-        raise ValueError("it does not fit its checksum")
+    if not sign or check != b"%d}\n" % _checksum(text, run):
+        raise ValueError("it does not fit its checksum: it was changed, or is of another run")
     return json.loads(text)
+
+
+def _checksum(text: bytes, run: str) -> int:
+    return zlib.crc32(text, zlib.crc32(run.encode()))
 
 
 class Sound(NamedTuple):
@@ -76,21 +81,21 @@ class Sound(NamedTuple):
     problem: str  # what is wrong with the next line; empty if there is none
 
 
-def iterate_records(path: Path) -> Iterator[dict[str, Any]]:
+def iterate_records(path: Path, run: str = "") -> Iterator[dict[str, Any]]:
     """The rounds from the first on; a ValueError where one is damaged or missing."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            record = from_line(line)
+            record = from_line(line, run)
             if record["round"] != number:
                 raise ValueError(f"it is of round {record['round']}, not {number}")
             yield record
 
 
-def how_far(path: Path) -> Sound:
+def how_far(path: Path, run: str = "") -> Sound:
     """Look at all lines, one after the other."""
     rounds = 0
     try:
-        for _ in iterate_records(path):
+        for _ in iterate_records(path, run):
             rounds += 1
     except FileNotFoundError:
         return Sound(0, "")
@@ -101,11 +106,11 @@ def how_far(path: Path) -> Sound:
     return Sound(rounds, "")
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path, run: str = "") -> list[dict[str, Any]]:
     """All rounds. A last line that a kill cut short is left out; damage before it is an error."""
     records = []
     try:
-        for record in iterate_records(path):
+        for record in iterate_records(path, run):
             records.append(record)
     except FileNotFoundError:
         return []

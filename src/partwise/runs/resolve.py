@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ from partwise.algorithms.registry import (
 )
 from partwise.config.options import read_options
 from partwise.config.settings import Config
-from partwise.runs.fingerprint import differences, fingerprint
-from partwise.runs.folder import Folder
+from partwise.runs.document import to_plain
+from partwise.runs.fingerprint import PARTS, differences, fingerprint
+from partwise.runs.folder import MAY_CHANGE, Folder
 from partwise.tasks import (
     Entry,
     Task,
@@ -32,8 +33,6 @@ from partwise.tasks import (
     with_preset,
 )
 from partwise.types import UserError, counted
-
-MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
 
 
 def resolve(
@@ -151,6 +150,31 @@ def check_data(folder: Folder, task: Task) -> None:
             f"the data is not that of the run in '{folder.path}': {'; '.join(other)}. Give the data of that time "
             f"with --data (data=...), or train again on this one"
         )
+
+
+def check_other_data(folder: Folder, task: Task, keys: Sequence[str]) -> None:
+    """Raise if options of [data] that were changed for an evaluation change the model, which is trained already, or
+    nothing."""
+    trained, now = folder.model_options(), to_plain(dict(task.options))
+    for key in keys:
+        name = key.removeprefix("data.")
+        if name in trained and trained[name] != now.get(name):
+            raise UserError(
+                f"{key} = {now.get(name)} would make another model, and the one in '{folder.path}' is trained "
+                f"already, with {trained[name]}. Leave it out."
+            )
+    before, after = folder.begun()["data"], fingerprint(task)
+    if all(before[part] == after[part] for part in PARTS):
+        raise UserError(f"{', '.join(keys)} would have no effect: the clients stay the same. Leave it out.")
+
+
+def as_trained(folder: Folder, task: Task) -> Task:
+    """The task with the model as it was trained: constants that were taken from the training data then, such as the
+    mean rating, are not taken anew."""
+    if not is_named(task.name):
+        return task
+    personal, stateful = entry_of(task.name).settings(**folder.model_options())
+    return task._replace(personal=personal, stateful=stateful if task.stateful else None)
 
 
 def entry_of(name: str) -> Entry:

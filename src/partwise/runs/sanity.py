@@ -25,9 +25,9 @@ LEFT_OUT = {
         "lower update.rate or reconstruct.rate",
     ),
     "empty": (
-        "client without query examples",
-        "clients without query examples",
-        "use split.kind=none or alternate with a smaller split.batch_size",
+        "client without query examples that count",
+        "clients without query examples that count",
+        "give clients more examples, or use split.kind=none, with which all their examples are query examples",
     ),
     "too_small": (
         "client with fewer than cohort.min_examples examples",
@@ -41,6 +41,11 @@ LEFT_OUT = {
 def check_cohort(prepared: Prepared) -> None:
     """Raise if a round asks more clients than there are, or if none of them can ever count."""
     wanted, store = prepared.recruiting, prepared.store
+    if not store.num_clients:
+        raise UserError(
+            "the task has no training clients: give it data of more clients, or cut off fewer for validation and "
+            "test"
+        )
     if wanted.asked > store.num_clients:
         most = int(store.num_clients / wanted.over_selection)
         remedy = f"Use --cohort {most} or fewer (cohort.size)" if most else "Lower cohort.over_selection"

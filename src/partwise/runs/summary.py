@@ -10,6 +10,7 @@ from importlib import metadata
 from typing import Any
 
 import jax
+import numpy as np
 
 from partwise import __version__
 from partwise.algorithms.entry import Prepared
@@ -95,12 +96,21 @@ def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") 
         }.get(config.evaluation.local, "rebuilt")
     tuned = config.fine_tune.max_steps != 0 and not (task.seen or keeps)
     return {
-        "clients": "seen" if task.seen or split == "train" else "unseen",
+        "clients": _seen(task, split),
         "local": local
         + (", then fine-tuned" if tuned and config.fine_tune.joint and local != "none" else ""),
         "others": "fine-tuned" if tuned else "as trained",
         "weights": _weights(prepared.evaluated.model.weight),
     }
+
+
+def _seen(task: Task, split: str) -> str:
+    """Whether the judged clients were trained on: their ids say so."""
+    clients = getattr(task, split).client_ids
+    known = int(np.isin(clients, task.train.client_ids).sum()) if len(clients) else 0
+    if 0 < known < len(clients):
+        return f"some seen ({known:,} of {len(clients):,}), some unseen"
+    return "seen" if known or task.seen else "unseen"
 
 
 def _weights(weigh: Callable[..., Any]) -> str:
@@ -123,6 +133,14 @@ def not_finite(metrics: Mapping[str, Any]) -> list[str]:
         for name, spread in known.items()
         if not (math.isfinite(metrics[name]) and math.isfinite(spread.get("mean", 0)))
     ]
+
+
+def nobody_judged(split: str) -> str:
+    """Words for an evaluation of nobody."""
+    return (
+        f"no {split} client has an example to be judged on, so there is no result: clients need more examples, or "
+        f"another evaluation_split (its query set is empty)"
+    )
 
 
 def tell_not_finite(names: Sequence[str], split: str) -> str:

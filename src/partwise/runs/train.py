@@ -23,9 +23,17 @@ from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import as_record
-from partwise.runs.resolve import check_data, check_resumable, reopened, resolve, resumed
+from partwise.runs.resolve import (
+    as_trained,
+    check_data,
+    check_other_data,
+    check_resumable,
+    reopened,
+    resolve,
+    resumed,
+)
 from partwise.runs.sanity import check_cohort, check_fit, check_going, check_model
-from partwise.runs.summary import device_words, judged, summarize_run, tell_not_finite
+from partwise.runs.summary import device_words, judged, nobody_judged, summarize_run, tell_not_finite
 from partwise.runs.tally import Tally
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluator import Evaluator, KeptOf
@@ -69,6 +77,10 @@ class Run(NamedTuple):
     params: Mapping[str, Any]
     summary: Mapping[str, Any]
     recorded: Recorder
+
+    def __repr__(self) -> str:
+        told = {name: value for name, value in self.test.items() if isinstance(value, float)}
+        return f"Run({self.config.algorithm} on {self.config.task}, {self.config.rounds} rounds, test {told})"
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -165,6 +177,8 @@ def _train(
     summary["seconds_total"] = time.perf_counter() - began
     if folder:
         folder.save_summary(summary)
+    if not test["clients"]:
+        warnings.warn(nobody_judged("test"), RunWarning, stacklevel=3)
     if summary["not_finite"]:
         warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=3)
     return Run(config, task, params, summary, recorder)
@@ -308,13 +322,20 @@ def evaluate_run(
     folder = Folder(run)
     params = folder.model()
     task, config = reopened(folder, data, changes or {})
-    if not any(key.startswith("data.") for key in changes or {}):  # other options make other data
+    others = [key for key in changes or {} if key.startswith("data.") and key != "data.path"]
+    if others:
+        check_other_data(folder, task, others)
+    else:
         check_data(folder, task)
+    task = as_trained(folder, task)
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
     evaluate = make_evaluator(prepared, config, getattr(task, split))
     result = evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
-    return result | {"judged": judged(task, prepared, config, split)}
+    told = judged(task, prepared, config, split)
+    if others and split != "train":
+        told["clients"] = "other (some may have been trained on)"
+    return result | {"judged": told}
 
 
 def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
