@@ -22,7 +22,7 @@ from partwise.data.checks import narrow
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Sums
 from partwise.model.partition import Partition
-from partwise.randomness import child, client_numbers, client_rng, words
+from partwise.randomness import Words, child, client_numbers, client_rng, words
 from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
@@ -37,6 +37,19 @@ class Asked(NamedTuple):
     positions: Mapping[str, np.ndarray]  # of its examples' ids among those keys
     complete: Mapping[str, bool]
     missed: int  # ids that are not among them
+
+
+class Given(NamedTuple):
+    """A message and a client's examples as arrays, padded so that clients of similar size share a program."""
+
+    tables: Mapping[str, Any]  # the server's leaves, tables of the client's rows
+    columns: Mapping[str, Any]
+    positions: Mapping[str, Any]
+    key_counts: Mapping[str, int | None]  # space -> how many keys; None: all there are
+    missing: Mapping[str, int | None]  # space -> None if all ids of the examples are among the keys
+    count: Any  # of examples
+    number: Words  # the client's
+    rng: Any  # the round's, as data
 
 
 def ask(
@@ -87,12 +100,10 @@ class Device:
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
-        self._report = jax.jit(
-            lambda kept, *given: algorithm.client(self._client(*given)._replace(kept=kept))
-        )
+        self._report = jax.jit(lambda kept, given: algorithm.client(self._client(given)._replace(kept=kept)))
         self._personalize = jax.jit(self._personalized)
         self._evaluate = jax.jit(
-            lambda kept, *given: algorithm.evaluate(self._client(*given)._replace(kept=kept))
+            lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept))
         )
         self._predict = jax.jit(self._predictions)
 
@@ -107,7 +118,7 @@ class Device:
     def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
         """Raise if the model or the algorithm does not fit this client's data; `asked` as for a report."""
         given = self._given(message, examples, asked or self.ask(examples))
-        client = self._client(*jax.tree_util.tree_map(jnp.asarray, given))
+        client = self._client(jax.tree_util.tree_map(jnp.asarray, given))
         check_model(client)
         if self.algorithm.check is not None:
             self.algorithm.check(client)
@@ -127,7 +138,7 @@ class Device:
         and what it keeps now."""
         asked = asked or self.ask(examples)
         given = self._given(message, examples, asked)
-        report = self._report(self._before(kept, given[0]), *given)
+        report = self._report(self._before(kept, given.tables), given)
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
         header = {"weight": float(report.weight), "loss": [float(x) for x in report.loss]}
         return to_bytes(mine(report.update), header), mine(report.keep)
@@ -158,7 +169,7 @@ class Device:
         """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
         the part it had before, to be refreshed (default: initial values)."""
         asked = asked or self.ask_whole(examples)
-        rebuilt = self._personalize(local, *self._given(message, examples, asked))
+        rebuilt = self._personalize(local, self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
 
     def evaluate(
@@ -170,20 +181,19 @@ class Device:
     ) -> Measured:
         """The client's metrics, as sums or as pairs of scores and labels; `kept` as in `report_and_keep`."""
         given = self._given(message, examples, asked or self.ask_whole(examples))
-        before = self._before(kept, given[0])
-        return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, *given)
+        before = self._before(kept, given.tables)
+        return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, given)
 
     def predict(
         self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None
     ) -> np.ndarray:
         """The model's outputs for every example, with a local part that was rebuilt before."""
         asked = asked or self.ask_whole(examples)
-        outputs = self._predict(dict(local), *self._given(message, examples, asked))
+        outputs = self._predict(dict(local), self._given(message, examples, asked))
         return np.asarray(outputs)[: examples.num_examples]
 
-    def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> tuple[Any, ...]:
-        """The message and the examples as arrays, padded so that clients of similar size share a program. A whole
-        table is not: it has one size for all."""
+    def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> Given:
+        """What came and what the client has; a whole table is not padded, for it has one size for all."""
         examples = _packed(examples)
         params, header = self._decoded(message, asked)
         partition = self.algorithm.partition
@@ -196,15 +206,15 @@ class Device:
         }
         positions = {name: _padded(column) for name, column in asked.positions.items()}
         tables = {path: _padded(leaf) if path in some else leaf for path, leaf in params.items()}
-        return (
-            tables,
-            columns,
-            positions,
-            {space: None if every[space] else len(keys) for space, keys in asked.keys.items()},
-            {space: None if complete else 0 for space, complete in asked.complete.items()},
-            examples.num_examples,
-            words(client_numbers(examples.client_ids)[0]),
-            jnp.asarray(header["rng"], jnp.uint32),
+        return Given(
+            tables=tables,
+            columns=columns,
+            positions=positions,
+            key_counts={space: None if every[space] else len(keys) for space, keys in asked.keys.items()},
+            missing={space: None if complete else 0 for space, complete in asked.complete.items()},
+            count=examples.num_examples,
+            number=words(client_numbers(examples.client_ids)[0]),
+            rng=jnp.asarray(header["rng"], jnp.uint32),
         )
 
     def _decoded(self, message: bytes, asked: Asked) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -224,32 +234,43 @@ class Device:
                 )
         return params, header
 
-    def _client(self, tables, columns, positions, key_counts, missing, count, number, rng) -> Client:
+    def _client(self, given: Given) -> Client:
         partition = self.algorithm.partition
-        received = receive(partition, tables)
-        capacities = {space: tables[paths[0]].shape[0] for space, paths in partition.spaces.items()}
+        capacities = {space: given.tables[paths[0]].shape[0] for space, paths in partition.spaces.items()}
         keys = {
             space: Keys(
-                None if key_counts[space] is None else jnp.arange(capacity),
-                jnp.asarray(0),
-                jnp.asarray(capacity if key_counts[space] is None else key_counts[space]),
-                capacity,
-                complete=missing[space] is None,
+                rows=None if given.key_counts[space] is None else jnp.arange(capacity),
+                start=jnp.asarray(0),
+                count=jnp.asarray(capacity if given.key_counts[space] is None else given.key_counts[space]),
+                capacity=capacity,
+                complete=given.missing[space] is None,
             )
             for space, capacity in capacities.items()
         }
-        examples = Examples(columns, positions, keys, jnp.asarray(0), count, count)
-        own_rng = client_rng(jax.random.wrap_key_data(rng), number)
-        return Client(self.algorithm.model, partition, received, examples, own_rng)
+        examples = Examples(
+            columns=given.columns,
+            positions=given.positions,
+            keys=keys,
+            start=jnp.asarray(0),
+            count=given.count,
+            longest=given.count,
+        )
+        return Client(
+            model=self.algorithm.model,
+            partition=partition,
+            received=receive(partition, given.tables),
+            examples=examples,
+            rng=client_rng(jax.random.wrap_key_data(given.rng), given.number),
+        )
 
-    def _personalized(self, local, *given) -> Mapping[str, jax.Array]:
-        client = self._client(*given)
+    def _personalized(self, local: Any, given: Given) -> Mapping[str, jax.Array]:
+        client = self._client(given)
         start = begin(client)
         start = start if local is None else start._replace(local=local)
         return self.algorithm.personalize(client, start).local
 
-    def _predictions(self, local, *given) -> jax.Array:
-        client = self._client(*given)
+    def _predictions(self, local: Any, given: Given) -> jax.Array:
+        client = self._client(given)
         progress = begin(client)._replace(local=local)
         columns = dict(client.examples.columns)
         everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from partwise.papers import fedsubavg, study
-from partwise.papers.fedsubavg import ALGORITHMS, CASES, Bench, Curves, Line
+from partwise.papers.fedsubavg import ALGORITHMS, CASES, Comparison, Curves, Line
 from partwise.papers.reproduce import reproduce
 from partwise.runs.train import silent
 
@@ -55,14 +55,14 @@ def test_table2_and_its_figure(data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("case", CASES[1:], ids=lambda case: case.task)
 def test_the_other_tasks_run_too(case, data, tmp_path):
-    curves = Bench(case, data, tmp_path, True, silent).train("fed_sub_avg", range(1))
+    curves = Comparison(case, data, tmp_path, True, silent).train("fed_sub_avg", range(1))
     assert np.shape(curves.values) == (1, 2)
     assert np.isfinite(curves.values).all()
 
 
 def test_table3_goes_on_where_it_was_killed(data, tmp_path, monkeypatch):
     """All that was trained before is not trained again, and the result is the same."""
-    trained, train = [], fedsubavg.Trial.__call__
+    trained, train = [], fedsubavg.TrainedCurve.__call__
 
     def counted(trial, *given):
         if len(trained) == 2:
@@ -70,11 +70,13 @@ def test_table3_goes_on_where_it_was_killed(data, tmp_path, monkeypatch):
         trained.append(given)
         return train(trial, *given)
 
-    monkeypatch.setattr(fedsubavg.Trial, "__call__", counted)
+    monkeypatch.setattr(fedsubavg.TrainedCurve, "__call__", counted)
     monkeypatch.setattr(fedsubavg, "CASES", CASES[:1])
     with pytest.raises(KeyboardInterrupt):
         reproduce("fedsubavg-table3", data, tmp_path / "killed", seeds=1, quick=True)
-    monkeypatch.setattr(fedsubavg.Trial, "__call__", lambda *given: trained.append(given) or train(*given))
+    monkeypatch.setattr(
+        fedsubavg.TrainedCurve, "__call__", lambda *given: trained.append(given) or train(*given)
+    )
     gone_on = reproduce("fedsubavg-table3", data, tmp_path / "killed", seeds=1, quick=True)["rows"]
     whole = len(trained)
     again = reproduce("fedsubavg-table3", data, tmp_path / "whole", seeds=1, quick=True)["rows"]
@@ -85,13 +87,13 @@ def test_table3_goes_on_where_it_was_killed(data, tmp_path, monkeypatch):
 
 
 def test_a_row_tells_the_first_round_at_the_target(data, tmp_path):
-    bench = Bench(CASES[0], data, tmp_path, True, silent)
-    bench.target, line = 0.65, Line("FedAvg", "fed_avg", {}, 170)
+    comparison = Comparison(CASES[0], data, tmp_path, True, silent)
+    comparison.target, line = 0.65, Line("FedAvg", "fed_avg", {}, 170)
     curves = lambda *values: Curves([5, 10, 15], list(values), {}, [], 0.0)
-    row = bench.row(line, curves([0.7, 0.6, 0.5], [0.7, 0.66, 0.65]))
+    row = comparison.row(line, curves([0.7, 0.6, 0.5], [0.7, 0.66, 0.65]))
     assert (row["ours"], row["spread"], row["best"], row["paper"]) == (12.5, 2.5, 0.575, 170)
     assert row["metric"] == "rounds to train loss 0.65"
-    missed = bench.row(line, curves([0.7, 0.6, 0.5], [0.7, 0.7, 0.66]))
+    missed = comparison.row(line, curves([0.7, 0.6, 0.5], [0.7, 0.7, 0.66]))
     assert (missed["ours"], missed["beyond"]) == (None, 15)
     rising = CASES[2]
     assert rising.first([5, 10], [0.59, 0.6], 0.6) == 10
@@ -100,10 +102,10 @@ def test_a_row_tells_the_first_round_at_the_target(data, tmp_path):
 
 def test_central_sgd_takes_the_cohorts_examples(data, tmp_path):
     """Its batch is the cohort's batches together, its steps those of a client on average (section 5.1)."""
-    bench = Bench(CASES[0], data, tmp_path, False, silent)
-    federated, central = (bench._config(name, {}) for name in ("fed_avg", "central"))
+    comparison = Comparison(CASES[0], data, tmp_path, False, silent)
+    federated, central = (comparison._config(name, {}) for name in ("fed_avg", "central"))
     assert central.update.batch_size == federated.update.batch_size * federated.cohort.size
-    store = bench.task.train
+    store = comparison.task.train
     assert central.update.max_steps == round(store.num_examples / store.num_clients / 4)
-    assert bench._config("scaffold", {}).scaffold.control == "clients"
-    assert all(len(bench._grid(name)) == 6 for name in ALGORITHMS)
+    assert comparison._config("scaffold", {}).own == {"scaffold.control": "clients"}
+    assert all(len(comparison._grid(name)) == 6 for name in ALGORITHMS)

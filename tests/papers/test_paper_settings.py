@@ -97,18 +97,18 @@ def told(task, config) -> dict:
 
 def all_settings(root: str, digits: str, out: Path) -> dict[str, dict]:
     found = {}
-    kitchen = fedrecon.Kitchen(root, [0], False, silent)
+    runs = fedrecon.MovieLensRuns(root, [0], False, silent)
     rows = [
-        fedrecon.Recipe(name, None, None, "movielens", {"server.optimizer": name}, {})
+        fedrecon.TableRow(name, None, None, "movielens", {"server.optimizer": name}, {})
         for name in fedrecon.SERVER_RATES
     ]
-    for recipe in (*fedrecon.RECIPES, fedrecon.OURS, *rows):
-        found[f"fedrecon {recipe.name}"] = told(*kitchen.prepared(recipe))
-    stale = staleness.Bench(root, False, silent)
+    for row in (*fedrecon.ROWS, fedrecon.OURS, *rows):
+        found[f"fedrecon {row.name}"] = told(*runs.prepared(row))
+    stale = staleness.StalenessRuns(root, False, silent)
     for algorithm in staleness.LOCAL_RATES:
         found[f"staleness {algorithm}"] = told(stale.task, stale.config(algorithm, 10))
     for case in fedsubavg.CASES:
-        one = fedsubavg.Bench(case, root, out, False, silent)
+        one = fedsubavg.Comparison(case, root, out, False, silent)
         for algorithm in fedsubavg.ALGORITHMS:
             found[f"fedsubavg {case.task} {algorithm}"] = told(one.task, one._config(algorithm, {}))
     desk = words.Desk(f"{root}/stackexchange", out, [0], False, silent)

@@ -20,7 +20,7 @@ from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
-from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task
@@ -34,7 +34,7 @@ QUICK = {"data.size": "100k", "rounds": 5, "simulation.lanes": 4}
 
 
 def defaults(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """RMSE, accuracy and time of a round by settings; RMSE by ratings known, beside that of the mean rating."""
     changes = QUICK if quick else {"rounds": ROUNDS}
@@ -78,7 +78,7 @@ def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train(
-    task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: Progress
+    task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: OnStatus
 ) -> dict[str, list[float]]:
     """The values of every metric, one for each seed; a training that diverges is an error."""
     prepared = prepare(task, config)

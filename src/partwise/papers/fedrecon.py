@@ -19,7 +19,7 @@ from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
 from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
-from partwise.runs.train import Progress, make_evaluator
+from partwise.runs.train import OnStatus, make_evaluator
 from partwise.tasks import PAPER, Task, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
@@ -32,7 +32,7 @@ AUTHORS = {
 }  # where no other is searched; the preset has a smaller one, which never diverges
 
 
-class Recipe(NamedTuple):
+class TableRow(NamedTuple):
     """One row of the table."""
 
     name: str
@@ -44,9 +44,9 @@ class Recipe(NamedTuple):
     evaluation: Mapping[str, Any] = {}  # changes for evaluation only
 
 
-RECIPES = (
-    Recipe("Centralized + standard eval", 0.923, 43.2, "movielens-seen", CENTRAL, CENTRAL_GRID),
-    Recipe(
+ROWS = (
+    TableRow("Centralized + standard eval", 0.923, 43.2, "movielens-seen", CENTRAL, CENTRAL_GRID),
+    TableRow(
         "Centralized + standard eval (unseen)",
         3.80,
         0.0,
@@ -55,18 +55,18 @@ RECIPES = (
         CENTRAL_GRID,
         {"reconstruct.method": "skip"},
     ),
-    Recipe("Centralized + ReconEval", 1.36, 40.8, "movielens", CENTRAL, CENTRAL_GRID),
-    Recipe("FedAvg + standard eval", 0.939, 41.5, "movielens-seen", {"algorithm": "fed_avg"}, AVERAGE_GRID),
-    Recipe("FedAvg + ReconEval", 0.934, 40.0, "movielens", {"algorithm": "fed_avg"}, AVERAGE_GRID),
-    Recipe("FedRecon", 0.907, 43.3, "movielens", {}, RECON_GRID),
-    Recipe("FedRecon (no split)", 0.912, 42.5, "movielens", {"split.kind": "none"}, RECON_GRID),
-    Recipe("FedRecon (joint training)", 0.915, 42.1, "movielens", {"update.joint": True}, RECON_GRID),
-    Recipe("FedRecon (Adagrad)", 0.883, 44.1, "movielens", {"server.optimizer": "adagrad"}, RECON_GRID),
+    TableRow("Centralized + ReconEval", 1.36, 40.8, "movielens", CENTRAL, CENTRAL_GRID),
+    TableRow("FedAvg + standard eval", 0.939, 41.5, "movielens-seen", {"algorithm": "fed_avg"}, AVERAGE_GRID),
+    TableRow("FedAvg + ReconEval", 0.934, 40.0, "movielens", {"algorithm": "fed_avg"}, AVERAGE_GRID),
+    TableRow("FedRecon", 0.907, 43.3, "movielens", {}, RECON_GRID),
+    TableRow("FedRecon (no split)", 0.912, 42.5, "movielens", {"split.kind": "none"}, RECON_GRID),
+    TableRow("FedRecon (joint training)", 0.915, 42.1, "movielens", {"update.joint": True}, RECON_GRID),
+    TableRow("FedRecon (Adagrad)", 0.883, 44.1, "movielens", {"server.optimizer": "adagrad"}, RECON_GRID),
 )
 
 # The best that partwise's own options give, chosen on the validation users: a smaller model with biases, users
 # solved in closed form towards a learned default, all of a client's examples used twice, a falling server rate.
-OURS = Recipe(
+OURS = TableRow(
     "partwise's own options",
     None,
     None,
@@ -88,55 +88,53 @@ OURS = Recipe(
 )
 
 
-class Outcome(NamedTuple):
-    """A recipe done: the rates that were chosen, and the test metrics of every seed."""
+class RowResult(NamedTuple):
+    """A row done: the rates that were chosen, and the test metrics of every seed."""
 
-    recipe: Recipe
+    row: TableRow
     chosen: Mapping[str, float]
     validation: Mapping[str, float]
     tests: Sequence[Mapping[str, Any]]
     seconds: float
 
 
-class Kitchen:
-    """Tasks loaded once, recipes run on them."""
+class MovieLensRuns:
+    """Tasks loaded once, rows run on them."""
 
-    def __init__(self, data: str | None, seeds: Sequence[int], quick: bool, progress: Progress):
+    def __init__(self, data: str | None, seeds: Sequence[int], quick: bool, progress: OnStatus):
         self.data, self.seeds, self.quick, self.progress = data, list(seeds), quick, progress
-        self.number, self.of = 0, 0  # the recipe that is being done, of so many
+        self.number, self.of = 0, 0  # the row that is being done, of so many
         self._tasks: dict[tuple, Task] = {}
         self._trained: dict[tuple, list[Trial]] = {}
 
-    def show(self, name: str) -> Progress:
-        """Progress of the next recipe, with its number."""
+    def show(self, name: str) -> OnStatus:
+        """OnStatus of the next row, with its number."""
         self.number += 1
         part = f"row {self.number} of {self.of}: {name}"
         return lambda status: self.progress(status._replace(part=part))
 
-    def prepared(self, recipe: Recipe) -> tuple[Task, Config]:
-        """The recipe's task and configuration."""
-        options = {
-            key.removeprefix("data."): v for key, v in recipe.changes.items() if key.startswith("data.")
-        }
+    def prepared(self, row: TableRow) -> tuple[Task, Config]:
+        """The row's task and configuration."""
+        options = {key.removeprefix("data."): v for key, v in row.changes.items() if key.startswith("data.")}
         if self.quick:
             options["size"] = "100k"
-        key = (recipe.task, *sorted(options.items()))
+        key = (row.task, *sorted(options.items()))
         if key not in self._tasks:
-            self._tasks[key] = load_task(recipe.task, self.data, preset=PAPER, **options)
+            self._tasks[key] = load_task(row.task, self.data, preset=PAPER, **options)
         task = self._tasks[key]
-        given = settings_for(task.defaults, recipe.changes.get("algorithm", "fed_recon"))
-        config = configuration(recipe.task, given | AUTHORS | dict(recipe.changes))
+        given = settings_for(task.defaults, row.changes.get("algorithm", "fed_recon"))
+        config = configuration(row.task, given | AUTHORS | dict(row.changes))
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 
-    def cook(self, recipe: Recipe) -> Outcome:
+    def train(self, row: TableRow) -> RowResult:
         """Search the grid, run the best again with every seed, look at the test clients."""
-        began, show = time.perf_counter(), self.show(recipe.name)
-        task, config = self.prepared(recipe)
-        grid = grid_of({key: values[:1] if self.quick else values for key, values in recipe.grid.items()})
-        trials = self._sweep(recipe, task, config, grid, self.seeds[:1], show)
-        evaluated = config.changed(recipe.evaluation)
+        began, show = time.perf_counter(), self.show(row.name)
+        task, config = self.prepared(row)
+        grid = grid_of({key: values[:1] if self.quick else values for key, values in row.grid.items()})
+        trials = self._sweep(row, task, config, grid, self.seeds[:1], show)
+        evaluated = config.changed(row.evaluation)
         variants = (
-            [{}] if "reconstruct.rate" in recipe.grid else [{"reconstruct.rate": r} for r in EVALUATION_RATES]
+            [{}] if "reconstruct.rate" in row.grid else [{"reconstruct.rate": r} for r in EVALUATION_RATES]
         )
         candidates = [
             trial._replace(changes={**trial.changes, **variant}, validation=judged)
@@ -144,14 +142,14 @@ class Kitchen:
             for trial, judged in zip(trials, self._judge(task, evaluated, trials, variant), strict=True)
         ]
         best = best_of(candidates, "rmse")
-        rates = {key: value for key, value in best.changes.items() if key in recipe.grid}
+        rates = {key: value for key, value in best.changes.items() if key in row.grid}
         more = self.seeds[1:]
-        again = self._sweep(recipe, task, config, [rates], more, show) if more else []
+        again = self._sweep(row, task, config, [rates], more, show) if more else []
         evaluate = make_evaluator(prepare(task, evaluated), evaluated, task.test)
         named = {RATES[key]: value for key, value in best.changes.items()}
         tests = [evaluate(trial.params, named) for trial in (best, *again)]
         judged = {metric: best.validation[metric] for metric in ("rmse", "accuracy")}
-        return Outcome(recipe, best.changes, judged, tests, time.perf_counter() - began)
+        return RowResult(row, best.changes, judged, tests, time.perf_counter() - began)
 
     def _judge(self, task: Task, config: Config, trials: list[Trial], variant: Mapping[str, float]) -> list:
         """Validation metrics of trained trials under an evaluation of its own."""
@@ -160,32 +158,32 @@ class Kitchen:
         return [evaluate(trial.params, named(trial)) for trial in trials]
 
     def _sweep(
-        self, recipe: Recipe, task: Task, config: Config, grid: list, seeds: Sequence[int], show: Progress
+        self, row: TableRow, task: Task, config: Config, grid: list, seeds: Sequence[int], show: OnStatus
     ) -> list[Trial]:
         """Train, or take what was trained before for another way of evaluation."""
-        key = (recipe.task, str(recipe.changes), str(grid), tuple(seeds))
+        key = (row.task, str(row.changes), str(grid), tuple(seeds))
         if key not in self._trained:
             self._trained[key] = sweep(task, config, grid, seeds, show)
         return self._trained[key]
 
 
 def table1(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Tables 1 and 3: nine rows of the paper, and one of our own."""
-    kitchen = Kitchen(data, seeds, quick, progress)
-    kitchen.of = len(RECIPES) + 1
-    outcomes = [kitchen.cook(recipe) for recipe in (*RECIPES, OURS)]
+    runs = MovieLensRuns(data, seeds, quick, progress)
+    runs.of = len(ROWS) + 1
+    outcomes = [runs.train(row) for row in (*ROWS, OURS)]
     rows = []
     for outcome in outcomes:
         for metric, scale, paper in (
-            ("rmse", 1, outcome.recipe.rmse),
-            ("accuracy", 100, outcome.recipe.accuracy),
+            ("rmse", 1, outcome.row.rmse),
+            ("accuracy", 100, outcome.row.accuracy),
         ):
             values = [scale * test[metric] for test in outcome.tests]
             rows.append(
                 {
-                    "row": outcome.recipe.name,
+                    "row": outcome.row.name,
                     "metric": metric if scale == 1 else "accuracy %",
                     "paper": paper,
                     "ours": float(np.mean(values)),
@@ -205,14 +203,14 @@ STEPS = {"reconstruct.max_steps": (0, 1, 2, 5, 10), "update.max_steps": (1, 2, 5
 
 
 def figure3(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Accuracy relative to the base for other numbers of reconstruction and update steps (base: 50 of each)."""
-    kitchen = Kitchen(data, seeds, quick, progress)
-    base_recipe = next(recipe for recipe in RECIPES if recipe.name == "FedRecon")
+    runs = MovieLensRuns(data, seeds, quick, progress)
+    base_row = next(row for row in ROWS if row.name == "FedRecon")
     steps_of = {key: values[-1:] if quick else values for key, values in STEPS.items()}
-    kitchen.of = 1 + sum(map(len, steps_of.values()))
-    base = kitchen.cook(base_recipe)
+    runs.of = 1 + sum(map(len, steps_of.values()))
+    base = runs.train(base_row)
     fixed = {key: (value,) for key, value in base.chosen.items()}
     mean = lambda outcome: float(np.mean([test["accuracy"] for test in outcome.tests]))
     paper = {("reconstruct.max_steps", 0): 0.0}
@@ -220,7 +218,7 @@ def figure3(
     for key, values in steps_of.items():
         for steps in values:
             name = f"k_{'r' if key.startswith('recon') else 'u'} = {steps}"
-            outcome = kitchen.cook(base_recipe._replace(name=name, changes={key: steps}, grid=fixed))
+            outcome = runs.train(base_row._replace(name=name, changes={key: steps}, grid=fixed))
             relative = [test["accuracy"] / mean(base) for test in outcome.tests]
             rows.append(
                 {
@@ -266,17 +264,17 @@ SERVER_RATES = {
 
 
 def figure4(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Training loss by round for four server optimizers, each with its best rate of three."""
-    kitchen = Kitchen(data, seeds, quick, progress)
+    runs = MovieLensRuns(data, seeds, quick, progress)
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes, rows = figure.subplots(), []
-    kitchen.of = len(SERVER_RATES)
+    runs.of = len(SERVER_RATES)
     for name, rates in SERVER_RATES.items():
-        recipe = Recipe(name, None, None, "movielens", {"server.optimizer": name}, {"server.rate": rates})
-        task, config = kitchen.prepared(recipe)
-        trials = sweep(task, config, grid_of(recipe.grid), seeds[:1], kitchen.show(name))
+        row = TableRow(name, None, None, "movielens", {"server.optimizer": name}, {"server.rate": rates})
+        task, config = runs.prepared(row)
+        trials = sweep(task, config, grid_of(row.grid), seeds[:1], runs.show(name))
         best = best_of(trials, "rmse")
         smooth = np.convolve(best.losses, np.ones(10) / 10, "valid")
         axes.plot(np.arange(len(smooth)) + 10, smooth, label=f"{name}, rate {best.changes['server.rate']:g}")

@@ -21,7 +21,7 @@ from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once, tune
 from partwise.runs.sweep import RATES, grid_of
-from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task, load_task
@@ -50,7 +50,7 @@ QUICK_MODEL = {"embedding": 8, "units": 8, "max_sentences": 6, "length": 6}
 QUICK_VOCABULARIES, QUICK_BUCKETS = (30, 60), 5
 
 
-class Row(NamedTuple):
+class JudgedRow(NamedTuple):
     """A way to judge a training: changes of the configuration, the rates that are searched for it, and the paper's
     accuracy by vocabulary."""
 
@@ -67,7 +67,7 @@ class Training(NamedTuple):
     name: str
     algorithm: str
     buckets: int
-    rows: Sequence[Row]
+    rows: Sequence[JudgedRow]
     changes: Mapping[str, Any] = {}
 
     @property
@@ -81,15 +81,15 @@ YOGI = Training(
     "fed_yogi",
     0,
     (
-        Row("FedYogi (500 OOV)", curve=True),
-        Row(
+        JudgedRow("FedYogi (500 OOV)", curve=True),
+        JudgedRow(
             "OOV fine-tuning (500 OOV)",
             {"evaluation.local": "tuned"},
             LOCAL_RATES,
             (30.0, 28.1, 27.9),
             curve=True,
         ),
-        Row(
+        JudgedRow(
             "Full fine-tuning (500 OOV)",
             {"evaluation.local": "trained", "fine_tune.joint": True, **FINE_STEPS},
             FINE_RATES,
@@ -103,28 +103,28 @@ RECON = Training(
     "fed_recon",
     0,
     (
-        Row("FedRecon (500 OOV)", paper=(29.6, 28.1, 27.7), curve=True),
-        Row("FedRecon + fine-tune (500 OOV)", FINE_STEPS, FINE_RATES, (30.7, 28.9, 28.6), curve=True),
-        Row("FedRecon (500 OOV), judged without rebuilding", {"reconstruct.method": "skip"}),
+        JudgedRow("FedRecon (500 OOV)", paper=(29.6, 28.1, 27.7), curve=True),
+        JudgedRow("FedRecon + fine-tune (500 OOV)", FINE_STEPS, FINE_RATES, (30.7, 28.9, 28.6), curve=True),
+        JudgedRow("FedRecon (500 OOV), judged without rebuilding", {"reconstruct.method": "skip"}),
     ),
 )
 TRAININGS = (
-    Training("FedYogi", "fed_yogi", 1, (Row("FedYogi", paper=(24.3, 26.3, 26.7)),)),
-    Training("FedRecon, 1 OOV", "fed_recon", 1, (Row("FedRecon (1 OOV)", paper=(24.1, 26.2, 26.4)),)),
+    Training("FedYogi", "fed_yogi", 1, (JudgedRow("FedYogi", paper=(24.3, 26.3, 26.7)),)),
+    Training("FedRecon, 1 OOV", "fed_recon", 1, (JudgedRow("FedRecon (1 OOV)", paper=(24.1, 26.2, 26.4)),)),
     RECON,
     YOGI,
     Training(
         "FedRecon, no split",
         "fed_recon",
         0,
-        (Row("FedRecon (500 OOV, no split)", paper=(28.8, 28.1, 27.7)),),
+        (JudgedRow("FedRecon (500 OOV, no split)", paper=(28.8, 28.1, 27.7)),),
         {"split.kind": "none"},
     ),
     Training(
         "FedRecon, joint",
         "fed_recon",
         0,
-        (Row("FedRecon (500 OOV, joint training)", paper=(29.3, 27.9, 27.7)),),
+        (JudgedRow("FedRecon (500 OOV, joint training)", paper=(29.3, 27.9, 27.7)),),
         {"update.joint": True},
     ),
 )
@@ -154,7 +154,7 @@ class Learned(NamedTuple):
 class Desk:
     """Tasks loaded once, trainings done on them; what is done is kept under `out`."""
 
-    def __init__(self, data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress):
+    def __init__(self, data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus):
         self.data, self.out, self.seeds, self.quick, self.progress = data, out, list(seeds), quick, progress
         self.vocabularies = QUICK_VOCABULARIES if quick else VOCABULARIES
         self.many = QUICK_BUCKETS if quick else BUCKETS
@@ -245,7 +245,7 @@ class Desk:
             time.perf_counter() - began,
         )
 
-    def _show(self, part: str) -> Progress:
+    def _show(self, part: str) -> OnStatus:
         return lambda status: self.progress(status._replace(part=part))
 
 
@@ -264,7 +264,9 @@ def _named(rates: Mapping[str, float]) -> dict[str, float]:
     return {RATES[key]: value for key, value in rates.items()}
 
 
-def _best_rates(evaluate: Evaluator, params: Mapping[str, Any], row: Row, quick: bool) -> dict[str, float]:
+def _best_rates(
+    evaluate: Evaluator, params: Mapping[str, Any], row: JudgedRow, quick: bool
+) -> dict[str, float]:
     """The rates of a row with the best metric on the validation clients."""
     grid = grid_of({key: values[:1] if quick else values for key, values in row.grid.items()})
     if len(grid) == 1:

@@ -19,16 +19,16 @@ from partwise.papers.fedrecon_trainings import (
     TRAININGS,
     YOGI,
     Desk,
-    Row,
+    JudgedRow,
     Training,
 )
 from partwise.runs.picture import INK, QUIET, save_picture
 from partwise.runs.summary import judged
-from partwise.runs.train import Progress
+from partwise.runs.train import OnStatus
 
 
 def table2(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Tables 2 and 4: every row at every vocabulary, by the paper's accuracy; the other ways to count are in the
     JSON."""
@@ -43,7 +43,7 @@ def table2(
     return {"rows": rows, "device": jax.devices()[0].device_kind}
 
 
-def _row(desk: Desk, training: Training, row: Row, number: int) -> dict[str, Any]:
+def _row(desk: Desk, training: Training, row: JudgedRow, number: int) -> dict[str, Any]:
     vocabulary = desk.vocabularies[number]
     done, task = desk.learn(training, vocabulary), desk.task(vocabulary, training.buckets)
     config = desk.config(task, training).changed(row.changes)
@@ -90,7 +90,7 @@ def _draw_table(
 
 
 def figure2(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Accuracy of the validation clients against all parameters that travelled, at every vocabulary."""
     desk = Desk(data, out, seeds, quick, progress)
@@ -121,7 +121,7 @@ def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[
 
 
 def figure3(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Figure 3, its language half: accuracy relative to the base, at the smallest vocabulary, for other numbers of
     reconstruction and update steps (in training and evaluation)."""
@@ -131,7 +131,7 @@ def figure3(
     rows = []
     for key, values in STEPS.items():
         for number in values[:1] if quick else values:
-            row = Row(f"k_{'r' if key.startswith('reconstruct') else 'u'} = {number}")
+            row = JudgedRow(f"k_{'r' if key.startswith('reconstruct') else 'u'} = {number}")
             training = Training(row.name, "fed_recon", 0, (row,), {key: number})
             relative = desk.learn(training, vocabulary).percent(row.name) / base.mean()
             rows.append(_line(row.name, "relative accuracy", relative))
@@ -152,7 +152,7 @@ def _line(row: str, metric: str, values: np.ndarray) -> dict[str, Any]:
 
 
 def figure5(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Training loss by round and vocabulary, mean over seeds and ten rounds."""
     desk = Desk(data, out, seeds, quick, progress)
@@ -176,7 +176,7 @@ NUMBERS_OF_BUCKETS = (1, 50, 200, 500)
 
 
 def figure6(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Accuracy by the number of buckets, at every vocabulary."""
     desk = Desk(data, out, seeds, quick, progress)
@@ -188,7 +188,7 @@ def figure6(
         line = []
         for number in numbers:
             name = f"FedRecon ({number} OOV)"
-            training = known.get(number, Training(name, "fed_recon", number, (Row(name),)))
+            training = known.get(number, Training(name, "fed_recon", number, (JudgedRow(name),)))
             values = desk.learn(training, vocabulary).percent(training.rows[0].name)
             line.append([number, values.mean(), values.std()])
             rows.append(_line(f"{vocabulary:,} words, {number} OOV", "accuracy %", values))

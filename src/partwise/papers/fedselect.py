@@ -14,7 +14,7 @@ import numpy as np
 
 from partwise.algorithms.registry import configuration, settings_for
 from partwise.papers.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
-from partwise.runs.train import Progress, Status
+from partwise.runs.train import OnStatus, Status
 from partwise.tasks import PAPER, Task, load_task
 
 RATES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of clients and server, as in section 5.1
@@ -87,7 +87,7 @@ class Setup:
     """One study: its task with some options, and its tuned rates."""
 
     def __init__(
-        self, study: Study, data: str | None, out: Path, quick: bool, progress: Progress, **options: Any
+        self, study: Study, data: str | None, out: Path, quick: bool, progress: OnStatus, **options: Any
     ):
         self.study, self.out, self.quick, self.progress = study, out, quick, progress
         small = QUICK_OPTIONS[study.task] if quick else {}
@@ -151,7 +151,7 @@ def _vocabularies(quick: bool) -> tuple[int, ...]:
 
 
 def _tag_setups(
-    data: str | None, out: Path, quick: bool, progress: Progress, sizes: Sequence[int]
+    data: str | None, out: Path, quick: bool, progress: OnStatus, sizes: Sequence[int]
 ) -> dict[int, Setup]:
     """The task at several numbers n of words (fewer where the data has fewer), with rates tuned at the middle."""
     setups: dict[int, Setup] = {}
@@ -166,7 +166,7 @@ def _tag_setups(
 
 
 def _tag_grid(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> tuple[dict[str, list[Trials]], dict[str, Any]]:
     """Trained for n words on the server and m keys a client: the trials by n, and what is told of them."""
     setups = _tag_setups(data, out, quick, progress, _vocabularies(quick))
@@ -181,7 +181,7 @@ def _tag_grid(
 
 
 def figure2(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Recall by round for numbers m of keys a client, at each number n of words on the server."""
     panels, result = _tag_grid(data, out, seeds, quick, progress)
@@ -190,7 +190,7 @@ def figure2(
 
 
 def figure3(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Recall at the end against the size of a client's model: at each m, over n. It is the training of Figure 2;
     where `out` holds that, with the same data and trials, nothing is trained."""
@@ -216,7 +216,7 @@ def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) ->
 
 
 def figure4(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Ways to choose m keys: the most used, random own ones, random ones of the 2m most used."""
     m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
@@ -242,7 +242,7 @@ def _random_keys(study: Study, paper: Mapping[int, float], name: str) -> Callabl
     """Tables 2 and 3, with Figure 5: m random filters or units of a client."""
 
     def reproduction(
-        data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+        data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
     ) -> dict[str, Any]:
         setup = Setup(study, data, out, quick, progress)
         setup.tune()
@@ -263,7 +263,7 @@ table3 = _random_keys(TWO_LAYERS, TWO_LAYERS_PAPER, "select-table3")
 
 
 def figure6(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """The same random keys for all clients of a round, or independent ones."""
     panels, rows, told = {}, [], {}
@@ -284,7 +284,7 @@ def figure6(
 
 
 def figure7(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Accuracy against the size of a client's model: structured, random and mixed keys by the factor alpha."""
     setup = Setup(WORDS, data, out, quick, progress)

@@ -19,7 +19,7 @@ from partwise.config.settings import Config
 from partwise.papers.study import once
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES
-from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task, load_task
@@ -35,7 +35,7 @@ ALGORITHMS = {
 }
 
 
-class Case(NamedTuple):
+class PaperTask(NamedTuple):
     """One task of the paper.
 
     metric:  what is looked at, and of which part (and by which part rates are chosen, if not by that one)
@@ -84,7 +84,7 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(
+    PaperTask(
         name="MovieLens",
         task="movielens-liked",
         metric="loss",
@@ -107,7 +107,7 @@ CASES = (
         rates=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
         adam=((0.1, 0.003), (0.1, 0.01), (0.1, 0.03), (1.0, 0.003), (1.0, 0.01), (1.0, 0.03)),
     ),
-    Case(
+    PaperTask(
         name="sentiment",
         task="sentiment",
         metric="loss",
@@ -120,7 +120,7 @@ CASES = (
         rates=(0.3, 1.0, 3.0),
         adam=((0.3, 0.01), (1.0, 0.003), (1.0, 0.01)),
     ),
-    Case(
+    PaperTask(
         name="Amazon electronics",
         task="clicks",
         metric="auc",
@@ -150,10 +150,10 @@ class Curves(NamedTuple):
     seconds_per_round: float
 
 
-class Bench:
+class Comparison:
     """One case with its data."""
 
-    def __init__(self, case: Case, data: str | None, out: Path, quick: bool, progress: Progress):
+    def __init__(self, case: PaperTask, data: str | None, out: Path, quick: bool, progress: OnStatus):
         self.case, self.out, self.quick, self.progress = case, out, quick, progress
         self.target: float | None = None
         self.task: Task = load_task(case.task, data, preset=PAPER)
@@ -170,7 +170,7 @@ class Bench:
     def train(self, algorithm: str, seeds: Sequence[int], **changes: Any) -> Curves:
         """Tune on the first seed; then every seed with the rates that were chosen."""
         config = self._config(algorithm, changes)
-        trial = Trial(self, config)
+        trial = TrainedCurve(self, config)
         what = [config.to_toml(), self.task, self.rounds]
         look = lambda rates: once(
             self.out,
@@ -240,25 +240,25 @@ class Bench:
         }
 
 
-class Trial:
+class TrainedCurve:
     """One algorithm on one task, compiled when it is first run: (seed, rates, part) -> the metric of that part."""
 
-    def __init__(self, bench: Bench, config: Config):
-        self.bench, self.config = bench, config
+    def __init__(self, comparison: Comparison, config: Config):
+        self.comparison, self.config = comparison, config
         self._made: tuple[Simulation, Evaluator, Any] | None = None
 
     def __call__(self, seed: int, rates: Mapping[str, float], part: str) -> dict[str, Any]:
         """The curve (past where it diverges: the worst there is), and the median time of a round."""
         simulation, evaluate, columns = self._made = self._made or self._make()
-        look = evaluate.of(getattr(self.bench.task, part).select(columns))
+        look = evaluate.of(getattr(self.comparison.task, part).select(columns))
         simulation.restart(seed, {RATES[key]: value for key, value in rates.items()})
-        case, rounds = self.bench.case, self.bench.rounds
+        case, rounds = self.comparison.case, self.comparison.rounds
         found, spent = [], []
         for stop in rounds:
             try:
                 for records in simulation.run(stop - simulation.round):
                     spent += [record.seconds for record in records]
-                    self.bench.progress(Status(simulation.round, rounds[-1], records[-1].loss, None))
+                    self.comparison.progress(Status(simulation.round, rounds[-1], records[-1].loss, None))
                 value = look(simulation.state.params)[case.metric]
             except UserError:
                 break
@@ -267,17 +267,19 @@ class Trial:
         return {"curve": found, "seconds_per_round": float(np.median(spent))}
 
     def _make(self) -> tuple[Simulation, Evaluator, Any]:
-        prepared = prepare(self.bench.task, self.config)
+        prepared = prepare(self.comparison.task, self.config)
         simulation = make_simulation(prepared, self.config)
         if not isinstance(simulation, Simulation):
             raise UserError("this is measured with the compiled backend: leave simulation.backend as it is")
-        stores = dict.fromkeys((self.bench.case.part, self.bench.case.tuned))
-        evaluate = make_evaluator(prepared, self.config, *(getattr(self.bench.task, part) for part in stores))
+        stores = dict.fromkeys((self.comparison.case.part, self.comparison.case.tuned))
+        evaluate = make_evaluator(
+            prepared, self.config, *(getattr(self.comparison.task, part) for part in stores)
+        )
         return simulation, evaluate, prepared.evaluated.columns
 
 
 def table2(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Table 2 and Figure 3: every algorithm on every task."""
     lines = lambda case: [Line(name, a, {}, case.paper.get(a)) for a, name in ALGORITHMS.items()]
@@ -285,7 +287,7 @@ def table2(
 
 
 def table3(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Table 3 and Figure 4: FedSubAvg with fewer clients in a round, tuned each time."""
     sizes = lambda case: {2: None, 4: None} if quick else case.cohorts
@@ -310,24 +312,24 @@ def _table(
     data: str | None,
     seeds: Sequence[int],
     quick: bool,
-    progress: Progress,
-    lines_of: Callable[[Case], list[Line]],
+    progress: OnStatus,
+    lines_of: Callable[[PaperTask], list[Line]],
 ) -> dict[str, Any]:
     rows, panels = [], {}
     for case in CASES:
-        bench, found = Bench(case, data, picture.parent, quick, progress), {}
+        comparison, found = Comparison(case, data, picture.parent, quick, progress), {}
         for target in case.targets:
-            bench.set_target(target, seeds)
+            comparison.set_target(target, seeds)
             for line in lines_of(case):
-                bench.progress = _named(progress, f"{case.name}, {line.name}")
-                found[line.name] = bench.train(line.algorithm, seeds, **line.changes)
-                rows.append(bench.row(line, found[line.name]))
-        panels[f"{case.name}: {case.word}"] = (found, bench.target)
+                comparison.progress = _named(progress, f"{case.name}, {line.name}")
+                found[line.name] = comparison.train(line.algorithm, seeds, **line.changes)
+                rows.append(comparison.row(line, found[line.name]))
+        panels[f"{case.name}: {case.word}"] = (found, comparison.target)
     draw(picture, panels, quick)
     return {"rows": rows}
 
 
-def _named(progress: Progress, part: str) -> Progress:
+def _named(progress: OnStatus, part: str) -> OnStatus:
     return lambda status: progress(status._replace(part=part))
 
 

@@ -19,7 +19,7 @@ from partwise.papers.study import PARTS
 from partwise.runs.document import to_json
 from partwise.runs.lock import check_place, held
 from partwise.runs.picture import QUICK
-from partwise.runs.train import Progress, silent
+from partwise.runs.train import OnStatus, silent
 from partwise.simulation.mesh import use_all_cores
 from partwise.types import UserError, unknown
 
@@ -90,7 +90,7 @@ def reproduce(
     out: str | Path | None = None,
     seeds: int | None = None,
     quick: bool = False,
-    progress: Progress = silent,
+    progress: OnStatus = silent,
 ) -> dict[str, Any]:
     """Do it, and write NAME.json and pictures under `out`. `quick` shows that it works, not what it gives.
 
@@ -108,7 +108,7 @@ def reproduce(
 
 
 def _reproduce(
-    name: str, data: str | None, folder: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    name: str, data: str | None, folder: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     file, began = folder / f"{name}.json", time.perf_counter()
     replaced = _full_result(file)

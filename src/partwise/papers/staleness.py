@@ -23,7 +23,7 @@ from partwise.metrics import Sums
 from partwise.papers.fedrecon import AUTHORS
 from partwise.papers.study import once
 from partwise.runs.picture import INK, QUIET, save_picture
-from partwise.runs.train import Progress, Status, make_evaluator
+from partwise.runs.train import OnStatus, Status, make_evaluator
 from partwise.server.cohort import recruit
 from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.simulation.loop import Simulation
@@ -64,10 +64,10 @@ class Judged(NamedTuple):
     ages: np.ndarray  # [clients] rounds since a client took part; -1: never
 
 
-class Bench:
+class StalenessRuns:
     """The task, and programs that are made once: to train, to rebuild, to judge."""
 
-    def __init__(self, data: str | None, quick: bool, progress: Progress):
+    def __init__(self, data: str | None, quick: bool, progress: OnStatus):
         self.task = load_task("movielens-seen", data, preset=PAPER)
         self.rounds, self.cohorts, self.rates, self.progress = ROUNDS, COHORTS, UPDATE_RATES, progress
         if quick:
@@ -171,29 +171,29 @@ def by_age(judged: Judged) -> dict[str, float]:
 
 
 def staleness(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """RMSE on held-out ratings by clients in a round, of all users and of those who took part, and by how many
     rounds ago they did."""
-    bench, rows = Bench(data, quick, progress), []
-    about = [bench.task, bench.rounds, bench.rates, list(seeds)]
-    for cohort in bench.cohorts:
-        rows += once(out, [*about, cohort], lambda c=cohort: _rows(bench, c, seeds))
-    _draw(out / "staleness.png", rows, bench.everyone, quick)
-    return {"rows": rows, "clients": bench.everyone, "rounds": bench.rounds}
+    runs, rows = StalenessRuns(data, quick, progress), []
+    about = [runs.task, runs.rounds, runs.rates, list(seeds)]
+    for cohort in runs.cohorts:
+        rows += once(out, [*about, cohort], lambda c=cohort: _rows(runs, c, seeds))
+    _draw(out / "staleness.png", rows, runs.everyone, quick)
+    return {"rows": rows, "clients": runs.everyone, "rounds": runs.rounds}
 
 
-def _rows(bench: Bench, cohort: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
+def _rows(runs: StalenessRuns, cohort: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
     """Two rows for every method; one training serves all that are judged after it."""
     rows = []
     for algorithm in dict.fromkeys(method.algorithm for method in METHODS):
         methods = [method for method in METHODS if method.algorithm == algorithm]
-        rate = bench.tune(methods[0], cohort, seeds[0])
+        rate = runs.tune(methods[0], cohort, seeds[0])
         found: dict[str, list[Judged]] = {method.name: [] for method in methods}
         for seed in seeds:
-            simulation = bench.train(algorithm, cohort, rate, seed)
+            simulation = runs.train(algorithm, cohort, rate, seed)
             for method in methods:
-                found[method.name].append(bench.judge(method, simulation, "test"))
+                found[method.name].append(runs.judge(method, simulation, "test"))
         for name, each in found.items():
             rows += _told(f"{name}, {cohort} a round", each, cohort=cohort, method=name, rate=rate)
     return rows

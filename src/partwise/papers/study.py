@@ -23,7 +23,7 @@ from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import digest_of
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES, grid_of
-from partwise.runs.train import Progress, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
@@ -101,7 +101,7 @@ def _said(thing: Any) -> str:
 
 
 def tune(
-    task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: Progress
+    task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: OnStatus
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The rates with the best metric on the validation clients after the configuration's rounds; and all that
     were tried. One compiled program runs them all; where there is only one set of rates, nothing is trained."""
@@ -131,7 +131,7 @@ def run_trials(
     variant: Variant,
     seeds: Sequence[int],
     metric: str,
-    progress: Progress,
+    progress: OnStatus,
     evaluate: Evaluator,
 ) -> Trials:
     """Train a variant with every seed, looking at the validation clients (`evaluate`) on the way and at the test
@@ -171,7 +171,7 @@ def compare(
     variants: Sequence[Variant],
     seeds: Sequence[int],
     metric: str,
-    progress: Progress,
+    progress: OnStatus,
     folder: Path,
 ) -> list[Trials]:
     """All variants, one after the other. They differ in how they are trained, not in how they are judged, so one

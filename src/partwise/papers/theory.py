@@ -26,7 +26,7 @@ from partwise.model.spec import Model, lookup
 from partwise.papers.conditioning import Conditioning
 from partwise.papers.sparse_conditioning import logistic_conditioning
 from partwise.runs.picture import INK, QUIET, save_picture
-from partwise.runs.train import Progress, Status
+from partwise.runs.train import OnStatus, Status
 from partwise.selection.key_heat import count_heats
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
@@ -42,7 +42,7 @@ WARM = "#b03a2e"
 
 
 def theory(
-    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: Progress
+    data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Example 1 against its closed form; the condition numbers of the task `movielens-liked` against their bounds.
 
@@ -62,7 +62,7 @@ def theory(
     return {"rows": rows, "example": paths_told, "clients": clients, "parameters": parameters}
 
 
-def example1(corrected: bool, progress: Progress, rounds: int = ROUNDS) -> np.ndarray:
+def example1(corrected: bool, progress: OnStatus, rounds: int = ROUNDS) -> np.ndarray:
     """(w_1, w_2) after every round, [rounds + 1, 2]: the first client alone holds w_1, all hold w_2."""
     held = np.full((NUM_CLIENTS, 2), -1)
     held[:, 1], held[0, 0] = 1, 0

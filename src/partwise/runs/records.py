@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partwise.runs.document import to_plain
-from partwise.simulation.loop import Record
+from partwise.server.record import Record
 from partwise.types import UserError
 
 CHECK = b', "crc32": '

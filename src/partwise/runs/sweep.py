@@ -10,7 +10,7 @@ import numpy as np
 
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
-from partwise.runs.train import Progress, Status, make_evaluator, silent
+from partwise.runs.train import OnStatus, Status, make_evaluator, silent
 from partwise.simulation.many_runs import Sweep
 from partwise.tasks import Task
 from partwise.types import UserError, unknown
@@ -45,7 +45,7 @@ def sweep(
     config: Config,
     grid: Sequence[Mapping[str, float]],
     seeds: Sequence[int],
-    progress: Progress = silent,
+    progress: OnStatus = silent,
 ) -> list[Trial]:
     """Train every set of rates with every seed, in one compiled program; evaluate each on validation clients."""
     for key in {key for changes in grid for key in changes}:

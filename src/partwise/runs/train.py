@@ -58,7 +58,7 @@ class Status(NamedTuple):
     part: str = ""  # which of several trainings
 
 
-Progress = Callable[[Status], None]
+OnStatus = Callable[[Status], None]
 
 
 def silent(status: Status) -> None:
@@ -105,7 +105,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     preset: str | None = None,
-    progress: Progress = silent,
+    progress: OnStatus = silent,
     told: Callable[[str], None] = untold,
     changes: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
@@ -147,7 +147,7 @@ def _train(
     task: Task,
     config: Config,
     folder: Folder | None,
-    progress: Progress,
+    progress: OnStatus,
     told: Callable[[str], None],
     began: float,
 ) -> Run:
@@ -203,7 +203,7 @@ def _rounds(
     evaluate: Evaluator,
     config: Config,
     recorder: Recorder,
-    progress: Progress,
+    progress: OnStatus,
 ) -> None:
     """Run the rounds that are left. A round that is evaluated is written down with its evaluation."""
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every

@@ -22,7 +22,7 @@ from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
 from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
-from partwise.simulation.round import lane_client, over_lanes
+from partwise.simulation.round import Shared, lane_client, over_lanes
 from partwise.types import UserError
 
 LANES = 32
@@ -217,8 +217,10 @@ def _compile(
         room = lambda dtype: jnp.zeros(num_rows, dtype)
         nothing = {name: Pairs(room(float), room(float), room(bool)) for name in _pooled(algorithm.model)}
 
+        shared = Shared(received, shelf, rng, capacities, choose)
+
         def lane(slot: stage.Slots, longest: jax.Array) -> Measured:
-            client = lane_client(algorithm, received, shelf, slot, longest, rng, capacities, choose)
+            client = lane_client(algorithm, shared, slot, longest)
             return algorithm.evaluate(client._replace(examples=client.examples._replace(most=most)))
 
         def chunk(pairs: dict[str, Pairs], share: stage.Plan) -> tuple[dict[str, Pairs], Any]:

@@ -97,7 +97,7 @@ class Sweep:
 
     def _stage(self, count: int) -> tuple[stage.Shelf, stage.Plan]:
         """Each seed's cohorts; a chunk's loops turn as often as the largest client of any run needs."""
-        asked: dict[int, stage.Asked] = {}
+        asked: dict[int, stage.Requests] = {}
         for seed in dict.fromkeys(self.seeds):
             cohorts = np.full((self.rounds_per_call, self.recruiting.size), -1)
             for i in range(count):
@@ -116,7 +116,7 @@ class Sweep:
         shelf = self._shelf._replace(keys=self._shelf.keys | keys, places=places)
         return shelf, stage.by_room(stage.Plan(slots, longest, most_keys, {}), self._rooms)
 
-    def _joined(self, asked: dict[int, stage.Asked]) -> tuple[dict, dict]:
+    def _joined(self, asked: dict[int, stage.Requests]) -> tuple[dict, dict]:
         """What the seeds ask for, one after the other, with their slots pointing to where it lies now."""
         keys, places = {}, {}
         for space in next(iter(asked.values())).keys:

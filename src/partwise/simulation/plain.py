@@ -21,9 +21,9 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Demand, check_way, serve, sizes_of
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import weight_of
+from partwise.server.record import Record, costs, diverged
 from partwise.server.step import ServerState, is_finite, step, step_rows, trainable
 from partwise.server.total import Total, add_report, zero_total
-from partwise.simulation.loop import Record, costs, diverged
 from partwise.types import UserError
 
 

@@ -63,46 +63,61 @@ class Lanes(NamedTuple):
     most_keys: Mapping[str, jax.Array]  # one number for all lanes
 
 
-def lane_client(
-    algorithm: Algorithm,
-    received: Received,
-    shelf: Shelf,
-    slot: Slots,
-    longest: jax.Array,
-    rng: jax.Array,
-    capacities: Mapping[str, int],
-    choose: Mapping[str, Choice],
-) -> Client:
-    """The client of one lane. Its randomness hangs on the round and on its own number, never on its place."""
-    keys = lane_keys(choose, shelf, slot, capacities)
-    examples = Examples(shelf.columns, shelf.positions, keys, slot.start, slot.count, longest)
-    own_rng = client_rng(rng, slot.number)
-    return Client(algorithm.model, algorithm.partition, received, examples, own_rng, slot.kept)
+class Shared(NamedTuple):
+    """What the lanes of a chunk have in common."""
+
+    received: Received
+    shelf: Shelf
+    rng: jax.Array  # the round's
+    capacities: Mapping[str, int]  # room for keys, by space
+    choose: Mapping[str, Choice]
+
+
+def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.Array) -> Client:
+    """The client of one lane; `longest` is the size of the largest client in the chunk. Its randomness depends
+    on the
+    round and on its own number, never on its place."""
+    shelf = shared.shelf
+    examples = Examples(
+        columns=shelf.columns,
+        positions=shelf.positions,
+        keys=lane_keys(shared, slot),
+        start=slot.start,
+        count=slot.count,
+        longest=longest,
+    )
+    return Client(
+        model=algorithm.model,
+        partition=algorithm.partition,
+        received=shared.received,
+        examples=examples,
+        rng=client_rng(shared.rng, slot.number),
+        kept=slot.kept,
+    )
 
 
 def over_lanes(lane: Callable[..., Any], slots: Slots, *same: Any) -> Any:
-    """A function of one slot for all lanes. A single lane is not batched: XLA then has plain matrix products."""
+    """A function of one slot for all lanes. A single lane is not batched: XLA then has plain matrix
+    products."""
     if slots.client.shape[0] > 1:
         return jax.vmap(lane, in_axes=(0, *[None] * len(same)))(slots, *same)
     one = lane(jax.tree_util.tree_map(lambda x: x[0], slots), *same)
     return jax.tree_util.tree_map(lambda x: x[None], one)
 
 
-def lane_keys(
-    choose: Mapping[str, Choice], shelf: Shelf, slot: Slots, capacities: Mapping[str, int]
-) -> dict[str, Keys]:
+def lane_keys(shared: Shared, slot: Slots) -> dict[str, Keys]:
     """The keys of one lane (or, with a lane axis in the slots, of all)."""
     return {
         space: Keys(
-            None if choice.name == "all" else shelf.keys[space],
-            slot.key_start[space],
-            slot.key_count[space],
-            capacities[space],
-            shelf.places.get(space),
-            slot.place_start.get(space, 0),
-            choice.complete,
+            rows=None if choice.name == "all" else shared.shelf.keys[space],
+            start=slot.key_start[space],
+            count=slot.key_count[space],
+            capacity=shared.capacities[space],
+            place=shared.shelf.places.get(space),
+            place_start=slot.place_start.get(space, 0),
+            complete=choice.complete,
         )
-        for space, choice in choose.items()
+        for space, choice in shared.choose.items()
     }
 
 
@@ -169,10 +184,9 @@ def one_round(
     work in `rooms` (capacities by key space, the largest first) that their clients' keys fit."""
     received = receive(algorithm.partition, state.params)
     paths = trainable(algorithm.partition, state.params)
-    choose = algorithm.choose
 
-    def lane(room: Mapping[str, int], slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
-        report = algorithm.client(lane_client(algorithm, received, shelf, slot, longest, rng, room, choose))
+    def lane(shared: Shared, slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
+        report = algorithm.client(lane_client(algorithm, shared, slot, longest))
         weight = weight_of(algorithm.aggregator, report)
         # A division: XLA computes it once for both readers, the check and the sum; a product it would do twice.
         update = {path: change / (1 / weight) for path, change in report.update.items()}
@@ -183,9 +197,9 @@ def one_round(
     def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
         total, seen = carry
         share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
-        reports, weights, broken = over_lanes(partial(lane, room), share.slots, share.longest)
-        keys = lane_keys(choose, shelf, share.slots, room)
-        lanes = Lanes(reports, weights, broken, keys, share.most_keys)
+        shared = Shared(received, shelf, rng, room, algorithm.choose)
+        reports, weights, broken = over_lanes(partial(lane, shared), share.slots, share.longest)
+        lanes = Lanes(reports, weights, broken, lane_keys(shared, share.slots), share.most_keys)
         now = (weights, broken & (share.slots.count > 0), reports.keep)
         seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
         return _add_lanes(total, lanes, algorithm.partition), seen
@@ -238,21 +252,17 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         slots = jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots)
         longest, most_keys, ends = jax.tree_util.tree_map(
             squeeze(1), (plan.longest, plan.most_keys, plan.ends)
-        )
-        plan = Plan(slots, longest, most_keys, plan.tables, ends)
-        over_runs: Any = (0, 0, None, Plan(0, None, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
-        run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
-        state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
-        spread = lambda x: jnp.expand_dims(x, 1 + sweep)
-        per_slot = (outcome.weights, outcome.broken, outcome.keep)
-        weights, broken, keep = jax.tree_util.tree_map(spread, per_slot)
-        return state, outcome._replace(weights=weights, broken=broken, keep=keep)
+        ) plan = Plan(slots, longest, most_keys, plan.tables, ends) over_runs: Any = (0, 0, None, Plan(0, None,
+        None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType] run = jax.vmap(rounds,
+        in_axes=over_runs) if sweep else rounds state, outcome = run(rates, state, shelf, plan, rng, first,
+        num_rounds) spread = lambda x: jnp.expand_dims(x, 1 + sweep) per_slot = (outcome.weights,
+        outcome.broken, outcome.keep) weights, broken, keep = jax.tree_util.tree_map(spread, per_slot) return
+        state, outcome._replace(weights=weights, broken=broken, keep=keep)
 
-    along = P(None, None, AXIS) if sweep else P(None, AXIS)
-    everywhere: Any = P()
-    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
-    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore
-    mapped = jax.shard_map(
+    along = P(None, None, AXIS) if sweep else P(None, AXIS) everywhere: Any = P() plan_spec: Any = Plan(along,
+    P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType] outcome_spec
+    = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore mapped =
+    jax.shard_map(
         on_device,
         mesh=mesh,
         in_specs=(everywhere, everywhere, everywhere, plan_spec, everywhere, everywhere, everywhere),

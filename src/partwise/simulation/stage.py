@@ -71,7 +71,7 @@ class Population(NamedTuple):
     positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
 
 
-class Asked(NamedTuple):
+class Requests(NamedTuple):
     """What the clients of a plan ask for, in the spaces where that is not on the shelf already."""
 
     plan: Plan
@@ -198,7 +198,7 @@ def _at(values: np.ndarray, client: np.ndarray, dtype: Any) -> np.ndarray:
 
 def ask(
     population: Population, partition: Partition, choices: Choices, plan: Plan, seed: int, first: int
-) -> Asked:
+) -> Requests:
     """Let the clients of a plan, whose first round has that number, choose their keys."""
     client = plan.slots.client
     starts, counts, place_starts, keys, places = {}, {}, {}, {}, {}
@@ -226,7 +226,7 @@ def ask(
         missed += lost.astype(int)
     slots = plan.slots._replace(key_start=starts, key_count=counts, place_start=place_starts)
     most = {space: count.max(axis=-1) for space, count in counts.items()}
-    return Asked(plan._replace(slots=slots, most_keys=most), keys, places, missed)
+    return Requests(plan._replace(slots=slots, most_keys=most), keys, places, missed)
 
 
 def by_room(plan: Plan, rooms: Sequence[Mapping[str, int]]) -> Plan:
@@ -244,14 +244,16 @@ def by_room(plan: Plan, rooms: Sequence[Mapping[str, int]]) -> Plan:
     return Plan(slots, longest, most_keys, plan.tables, np.cumsum(ends, axis=-1).astype(np.int32))
 
 
-def _keys_of_round(population: Population, asked: Asked, space: str, i: int) -> np.ndarray:
+def _keys_of_round(population: Population, asked: Requests, space: str, i: int) -> np.ndarray:
     """The keys of all clients of a round, one after the other."""
     slots = asked.plan.slots
     held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
     return held.take(row_indices(slots.key_start[space][i].ravel(), slots.key_count[space][i].ravel()))
 
 
-def cut(population: Population, choices: Choices, asked: Asked) -> tuple[Asked, dict[str, list[np.ndarray]]]:
+def cut(
+    population: Population, choices: Choices, asked: Requests
+) -> tuple[Requests, dict[str, list[np.ndarray]]]:
     """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
     themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
     starts, rows, tables = dict(asked.plan.slots.key_start), dict(asked.keys), {}
@@ -271,7 +273,7 @@ def account(
     sizes: Sizes,
     choices: Choices,
     population: Population,
-    asked: Asked,
+    asked: Requests,
     tables: Mapping[str, list[np.ndarray]],
     num_rounds: int,
 ) -> list[dict[str, Served]]:

@@ -1,0 +1,50 @@
+"""What is told of a round, whoever ran it: compiled cohort, plain loop or network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from partwise.selection.serving import Served, Sizes
+from partwise.types import UserError
+
+
+class Record(NamedTuple):
+    """One round, for people and for `metrics.jsonl`."""
+
+    round: int  # counted from 1
+    seconds: float
+    clients: int  # whose updates were used
+    examples: int  # that the cohort holds
+    loss: float  # mean over the batches that clients trained on
+    bytes_down: int  # by the way of serving that the run names
+    bytes_up: int
+    missed: int  # ids of the clients' examples that are not among the keys they asked for
+    empty: int  # clients with no query example
+    dropped: int
+    too_small: int
+    spare: int
+    broken: tuple[Any, ...]  # ids of clients whose update was not finite
+    serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty where nothing is keyed
+
+
+def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:
+    """Those fields of a record: what every way of serving costs, and the bytes of the one that is named."""
+    serving = {name: each._asdict() for name, each in served.items()} if sizes.num_keys else {}
+    return {
+        "bytes_down": served[way].bytes_down,
+        "bytes_up": served[way].bytes_up,
+        "serving": serving,
+    }
+
+
+def diverged(record: Record, clients: list[Any]) -> UserError:
+    """Words for a run that cannot go on."""
+    shown = ", ".join(map(str, clients[:10])) + (
+        f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    )
+    return UserError(
+        f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}; "
+        f"clients {shown}). Lower the learning rates of the server or the clients, or look at single clients "
+        f"with --set simulation.backend=plain."
+    )
