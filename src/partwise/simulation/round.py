@@ -252,17 +252,21 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         slots = jax.tree_util.tree_map(squeeze(1 + sweep), plan.slots)
         longest, most_keys, ends = jax.tree_util.tree_map(
             squeeze(1), (plan.longest, plan.most_keys, plan.ends)
-        ) plan = Plan(slots, longest, most_keys, plan.tables, ends) over_runs: Any = (0, 0, None, Plan(0, None,
-        None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType] run = jax.vmap(rounds,
-        in_axes=over_runs) if sweep else rounds state, outcome = run(rates, state, shelf, plan, rng, first,
-        num_rounds) spread = lambda x: jnp.expand_dims(x, 1 + sweep) per_slot = (outcome.weights,
-        outcome.broken, outcome.keep) weights, broken, keep = jax.tree_util.tree_map(spread, per_slot) return
-        state, outcome._replace(weights=weights, broken=broken, keep=keep)
+        )
+        plan = Plan(slots, longest, most_keys, plan.tables, ends)
+        over_runs: Any = (0, 0, None, Plan(0, None, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
+        run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
+        state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
+        spread = lambda x: jnp.expand_dims(x, 1 + sweep)
+        per_slot = (outcome.weights, outcome.broken, outcome.keep)
+        weights, broken, keep = jax.tree_util.tree_map(spread, per_slot)
+        return state, outcome._replace(weights=weights, broken=broken, keep=keep)
 
-    along = P(None, None, AXIS) if sweep else P(None, AXIS) everywhere: Any = P() plan_spec: Any = Plan(along,
-    P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType] outcome_spec
-    = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore mapped =
-    jax.shard_map(
+    along = P(None, None, AXIS) if sweep else P(None, AXIS)
+    everywhere: Any = P()
+    plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
+    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore
+    mapped = jax.shard_map(
         on_device,
         mesh=mesh,
         in_specs=(everywhere, everywhere, everywhere, plan_spec, everywhere, everywhere, everywhere),
