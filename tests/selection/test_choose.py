@@ -141,6 +141,9 @@ def test_of_the_same_keys_small_devices_have_a_part():
         ("random:10@-1,3@2", "shares above 0"),
         ("random:10@nan", "shares above 0"),
         ("own:10@1", "takes no number"),
+        ("top:5@0.5", "add up to 0.5 "),
+        ("top:5@0.5,3@0.6", "add up to 1.1 .*add up to 1, as in"),
+        ("top:300@80,50@0.2", "add up to 80.2 "),
     ],
 )
 def test_choices_that_cannot_be_meant(text, message):

@@ -19,7 +19,7 @@ class Classes(NamedTuple):
 
     def of(self, numbers: np.ndarray) -> np.ndarray:
         """How many keys each client has, from its number."""
-        edges = np.cumsum(self.shares) / sum(self.shares)
+        edges = np.cumsum(self.shares)
         lot = mix(numbers) / 2.0**64
         at = np.searchsorted(edges, lot, side="right")
         return np.array(self.sizes)[np.minimum(at, len(self.sizes) - 1)]
@@ -29,11 +29,17 @@ class Classes(NamedTuple):
 
 
 def classes(shares: Mapping[int, float]) -> Classes:
-    """From numbers of keys with their shares, `{1000: 0.8, 100: 0.2}`."""
+    """From numbers of keys with their shares, which add up to 1: `{1000: 0.8, 100: 0.2}`."""
     if not shares or min(shares) < 1 or not all(0 < share < np.inf for share in shares.values()):
         raise UserError(
             "device classes are numbers of keys of at least 1 with shares above 0, {1000: 0.8, 100: 0.2}, "
             f"not {dict(shares)}"
+        )
+    total = sum(shares.values())
+    if abs(total - 1) > 1e-6:
+        raise UserError(
+            f"the shares of device classes add up to {total:g} ({dict(shares)}): give shares of all clients that "
+            f"add up to 1, as in 1000@0.8,100@0.2"
         )
     return Classes(tuple(shares), tuple(shares.values()))
 
