@@ -30,6 +30,7 @@ from partwise.data.loaders import (
 )
 from partwise.data.text.words import read_vocabulary
 from partwise.runs.personal import load_local
+from partwise.tasks import load_task
 from partwise.types import UserError
 
 READERS = {
@@ -65,6 +66,14 @@ def test_what_is_no_file_is_refused(tmp_path, reader):
         with pytest.raises(UserError) as caught:
             READERS[reader](place)
         assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "name", ["movielens", "clicks", "tags", "sentiment", "next-word-lstm", "handwriting"]
+)
+def test_a_device_is_no_file_of_any_task(name):
+    with pytest.raises(UserError, match="/dev/null is not a regular file"):
+        load_task(name, "/dev/null")
 
 
 METHODS = {"stored": 0, "deflated": 8, "bz2": 12, "lzma": 14}

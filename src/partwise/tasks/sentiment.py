@@ -16,6 +16,7 @@ import optax
 from partwise.data.loaders import amazon_reviews, json_lines, sentiment140
 from partwise.data.loaders.locate import data_root, held_by
 from partwise.data.loaders.packed import open_packed
+from partwise.data.reading import regular
 from partwise.data.store import ClientStore
 from partwise.data.text.labelled import split_sentiment_stores
 from partwise.model.lstm import init_lstm, lstm
@@ -135,8 +136,8 @@ def sentiment_task(
 def _locate(data: str | None) -> Path:
     known = f"Sentiment140 ({sentiment140.DOWNLOAD}) or Amazon reviews ({amazon_reviews.DOWNLOAD})"
     root = data_root(data, "texts with a sentiment", f"download {known} and pass its path", f"give {known}")
-    if root.is_file():
-        return root
+    if not root.is_dir():
+        return regular(root, f"give {known}")
     for pattern in PLACES:
         found = sorted(root.glob(pattern))
         if len(found) > 1:
@@ -150,5 +151,5 @@ def _locate(data: str | None) -> Path:
 def _is_json(file: Path) -> bool:
     """Whether a file holds JSON objects; else it should be CSV."""
     choose = lambda names: sentiment140.training_member(names) or json_lines.only_member(names)
-    with open_packed(file, choose) as source:
+    with open_packed(file, choose, f"{sentiment140.MEMBER} or {json_lines.MEMBER}") as source:
         return source.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")

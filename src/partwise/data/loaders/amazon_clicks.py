@@ -96,7 +96,7 @@ def _locate(path: str | Path | None) -> Path:
 
 def _read(source: Path) -> tuple[bytes, str]:
     """The file's text, and its name for messages."""
-    with open_packed(source, lambda names: FILES[0] if FILES[0] in names else None) as stream:
+    with open_packed(source, lambda names: FILES[0] if FILES[0] in names else None, FILES[0]) as stream:
         return stream.read(), f"{source}/{FILES[0]}" if source.suffix == ".zip" else str(source)
 
 

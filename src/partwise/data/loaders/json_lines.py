@@ -10,10 +10,12 @@ from typing import Any
 from partwise.data.loaders.packed import open_packed
 from partwise.types import UserError
 
+MEMBER = "one .json or .jsonl file"
+
 
 def read_lines(file: Path) -> Iterator[tuple[str, bytes]]:
     """Each line that is not blank, after words that say where it stands."""
-    with open_packed(file, only_member) as lines:
+    with open_packed(file, only_member, MEMBER) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield f"{file}, line {number}", line

@@ -17,14 +17,15 @@ Choose = Callable[[list[str]], str | None]
 
 
 @contextlib.contextmanager
-def open_packed(file: Path, choose: Choose) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked as they are read. `choose` names a zip's member, or None if it has none."""
+def open_packed(file: Path, choose: Choose, expected: str) -> Iterator[IO[bytes]]:
+    """The bytes of a file, unpacked as they are read. `choose` names a zip's member, or None if it has none;
+    `expected` is what it looks for, in words."""
     regular(file, "give the file as it was downloaded")
     with reading(file, "is it whole? Download it again"), contextlib.ExitStack() as opened:
-        yield opened.enter_context(_open(file, choose, opened))
+        yield opened.enter_context(_open(file, choose, expected, opened))
 
 
-def _open(file: Path, choose: Choose, opened: contextlib.ExitStack) -> IO[bytes]:
+def _open(file: Path, choose: Choose, expected: str, opened: contextlib.ExitStack) -> IO[bytes]:
     with file.open("rb") as source:
         magic = source.read(4)
     size = file.stat().st_size
@@ -36,7 +37,9 @@ def _open(file: Path, choose: Choose, opened: contextlib.ExitStack) -> IO[bytes]
     member = choose(archive.namelist())
     if member is None:
         held = ", ".join(archive.namelist()[:12])
-        raise UserError(f"{file} holds none of the files that are read from it, but {held or 'nothing'}")
+        raise UserError(
+            f"{file} holds {held or 'nothing'}: give a zip with {expected} in it, or that file itself"
+        )
     return open_member(archive, member, file, size)
 
 

@@ -25,6 +25,7 @@ LABELS = {"0": NEGATIVE, "4": POSITIVE}
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 ZONES = {"PDT": 7, "PST": 8, "UTC": 0}  # hours to add for UTC
 DOWNLOAD = "http://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip"
+MEMBER = "one .csv file, or one whose name begins with 'training',"
 EXPECTED = f"{len(FIELDS)} quoted fields: {', '.join(FIELDS)}"
 
 _DATE = re.compile(r"\w{3} (\w{3}) (\d\d) (\d\d):(\d\d):(\d\d) (\w+) (\d{4})")
@@ -40,7 +41,7 @@ def load(file: str | Path) -> Corpus:
 
     def read(counts: Counter[str]) -> Iterator[Text]:
         with (
-            open_packed(place, training_member) as source,
+            open_packed(place, training_member, MEMBER) as source,
             io.TextIOWrapper(source, encoding="latin-1", newline="") as lines,
         ):
             for line, row in _rows(lines, place):

@@ -18,7 +18,7 @@ import pyarrow.parquet
 from partwise.data.arrow import to_texts
 from partwise.data.checks import check_known
 from partwise.data.loaders.locate import data_root, held_by
-from partwise.data.reading import reading
+from partwise.data.reading import reading, regular
 from partwise.data.text.corpus import Corpus, Text, milliseconds
 from partwise.data.text.words import plain_text, sentences, tokens
 from partwise.types import UserError
@@ -190,8 +190,8 @@ def _locate(path: str | Path | None) -> list[Path]:
     how = f"download one from {DUMPS} and pass its folder"
     expected = f"give a dump's Posts.xml or its folder, see {DUMPS}"
     root = data_root(path, "a Stack Exchange dump", how, expected)
-    if root.is_file():
-        if root.suffix not in (".xml", ".parquet"):
+    if not root.is_dir():
+        if regular(root, expected).suffix not in (".xml", ".parquet"):
             raise UserError(f"{root} is neither .xml nor .parquet: unpack the dump and give its Posts.xml")
         return [root]
     for folder in (root, root / "stackexchange"):
