@@ -56,6 +56,12 @@ def test_orders_that_cannot_be_had():
         ratings_task(store, order="random")  # pyright: ignore
 
 
+@pytest.mark.parametrize("name", ["writers", "tags-planted", "next-word-planted"])
+def test_what_generates_its_data_reads_none(name):
+    with pytest.raises(UserError, match=f"'{name}' generates its data .* was given '/no/such/file'"):
+        load_task(name, "/no/such/file")
+
+
 def test_generated_tags_keep_the_contract():
     task = load_task("tags-planted", num_clients=40, num_words=300, num_tags=20, mean_examples=10)
     check_task(task)

@@ -118,6 +118,13 @@ def data_options(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix("data."): v for key, v in settings.items() if key.startswith("data.")}
 
 
+def refuse_data(task: str, data: str | None) -> None:
+    """Raise if data is given to a task that generates its own."""
+    if data is not None:
+        told = f"the task '{task}' generates its data and reads none, but was given '{data}'"
+        raise UserError(f"{told}: leave out --data (in Python, data=...)")
+
+
 def check_memory(num_bytes: float, what: str, remedy: str) -> None:
     """Raise if something needs more memory than this machine has; numbers may each be sensible, and their product
     not."""

@@ -31,6 +31,7 @@ from partwise.tasks.base import (
     check_memory,
     fitted,
     on_accelerator,
+    refuse_data,
 )
 from partwise.types import Limits, unknown
 
@@ -199,6 +200,7 @@ def load_generated(
     seed: Seed = 0,
 ) -> Task:
     """Generated writers, at any size."""
+    refuse_data("writers", data)
     check_memory(784.0 * num_clients * median, "so many images", "lower data.num_clients or data.median")
     store = generate_writers(num_clients, median, num_classes, seed=seed)
     train, validation, test = holdout.by_client(store, (0.9, 0.05, 0.05), seed=seed)

@@ -40,6 +40,7 @@ from partwise.tasks.base import (
     check_memory,
     fitted,
     on_accelerator,
+    refuse_data,
     sized_for_device,
 )
 from partwise.tasks.language import accuracy, cross_entropy, load_sentences
@@ -304,6 +305,7 @@ def load_generated(
 ) -> Task:
     """Sentences in which words of a client's own decide what follows (see data.planted_sentences); by default a
     language and a model that are learned in seconds on a CPU."""
+    refuse_data("next-word-planted", data)
     size = 16.0 * num_clients * sentences * length
     check_memory(size, "so many sentences", "lower data.num_clients or data.sentences")
     store = planted_sentences(num_clients, sentences, num_words, num_buckets, length, seed)

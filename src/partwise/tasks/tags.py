@@ -27,6 +27,7 @@ from partwise.tasks.base import (
     Task,
     check_memory,
     fitted,
+    refuse_data,
 )
 
 TOP = 5
@@ -110,6 +111,7 @@ def load_generated(
     ] = 0,
 ) -> Task:
     """Posts whose tags depend on their words through a planted model; the best reachable recall is known."""
+    refuse_data("tags-planted", data)
     size = 4.0 * num_clients * mean_examples * words_per_example
     check_memory(size, "so many posts", "lower data.num_clients or data.mean_examples")
     store = generate_tags(num_clients, num_words, num_tags, mean_examples, words_per_example, seed=seed)
