@@ -94,6 +94,8 @@ def test_arrays_of_lists_of_ids():
         ),
         (PAST, {"ids": SHARED, "lists": {"past": 0}}, "room of at least 1"),
         (PAST, {"ids": SHARED, "lists": {"pas": 2}}, "columns that are kept"),
+        (PAST, {"ids": SHARED, "lists": {"past": "a"}}, "lists has 'past': a; .*room of at least 1"),
+        (PAST, {"ids": SHARED, "lists": ["past"]}, r"lists is \['past'\]: .*as in lists={'past': 20}"),
         ([["a"], ["b"], [""], ["c"]], {"ids": SHARED}, "empty id in row 2"),
     ],
 )

@@ -63,9 +63,15 @@ def test_values_may_be_arrays_of_one_shape(out):
         ),
         ([{"user": 1, "x": "word"}], r"column 'x' holds .*name it in ids=\('x',\)"),
         ([{"usr": 1, "x": 1.0}], r"unknown column 'user' \(nearest: usr\)"),
+        ([{"user": 1, "x": [1, [2]]}], "column 'x' has values of different shapes, in one row or in several"),
         ([{"user": None, "x": 1.0}], "'user' has a missing value in row 0"),
     ],
 )
 def test_rows_that_cannot_be_meant_are_refused(given, message):
     with pytest.raises(UserError, match=message):
         read_rows(iter(given), "user")
+
+
+def test_what_is_no_rows_is_refused():
+    with pytest.raises(UserError, match="rows is 5: give dicts, one for every example, or Arrow tables"):
+        read_rows(5, "user")  # pyright: ignore

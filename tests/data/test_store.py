@@ -184,6 +184,9 @@ def test_find_by_number_or_text(small):
         small.find("d")
 
 
+MASKED = np.ma.array([1, 2], mask=[False, True])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -195,6 +198,16 @@ def test_find_by_number_or_text(small):
          "the first: nan in row 1 of client 6"),
         ({"client": [5, 6], "x": [[1, 2], [3, -np.inf]]}, "first: -inf in row 1 of client 6"),
         ({"client": [5, 6], "x": [1, None]}, "column 'x' has 1 missing values, the first: row 1 of client 6"),
+        ({"client": [5, 6], "x": MASKED}, "column 'x' has 1 missing values, the first: row 1"),
+        ({"client": [5, 6], "x": np.ma.stack([MASKED, MASKED])}, "column 'x' has 2 missing values, the first: row 0"),
+        ({"client": [5, 6], "x": [1.0, np.ma.masked]}, "column 'x' has 1 missing values, the first: row 1"),
+        ({"client": [5, 6], "x": [[1, 2], MASKED]}, "column 'x' has 1 missing values, the first: row 1"),
+        ({"client": [5, 6], "x": MASKED, "ids": ["x"]}, "column 'x' has a missing value in row 1"),
+        ({"client": [5, 6], "x": [1, np.ma.masked], "ids": ["x"]}, "column 'x' has a missing value in row 1"),
+        ({"client": MASKED, "x": [1, 2]}, "column 'client' has a missing value in row 1"),
+        ({"client": [5, 6], "x": [np.array([1, 2]), np.array([1])]}, "different lengths .2 in row 0, 1 in row 1"),
+        ({"client": [5, 6], "x": np.array([[1], [2, 3]], object)}, "different lengths .1 in row 0, 2 in row 1"),
+        ({"client": [5, 6], "x": [[1], None]}, "column 'x' has 1 missing values, the first: row 1"),
         ({"client": [5, None], "x": [1, 2]}, "column 'client' has a missing value in row 1"),
         ({"client": [5, np.nan], "x": [1, 2]}, "column 'client' has a missing value in row 1"),
         ({"client": [5, 1.5], "x": [1, 2]}, "'client' has 1.5 .float. in row 1: ids are whole numbers"),

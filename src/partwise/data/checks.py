@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from partwise.data.id_columns import Ids, to_ids
+from partwise.data.id_columns import Ids, one_length, to_ids
 from partwise.types import UserError, unknown
 
 Column = np.ndarray | Ids
@@ -22,7 +22,7 @@ def clean_columns(
         raise UserError("the client column holds lists: a row belongs to one client")
     cleaned = {}
     for name, values in columns.items():
-        column = to_ids(name, values, first_row) if name in ids else np.asarray(values)
+        column = (to_ids if name in ids else to_array)(name, values, first_row)
         single = isinstance(column, np.ndarray) and column.ndim == 0
         if single or len(column) != len(owners):
             size = "a single value" if single else f"{len(column)} rows"
@@ -31,6 +31,25 @@ def clean_columns(
             )
         cleaned[name] = column if isinstance(column, Ids) else _numbers(name, column, owners, first_row)
     return owners, cleaned
+
+
+def to_array(name: str, values: Any, first_row: int = 0) -> np.ndarray:
+    """A column as an array; what is masked, and would lose its mask, is a missing value."""
+    if isinstance(values, np.ma.MaskedArray):
+        refuse(name, "missing values", np.ma.getmaskarray(values), first_row)
+    elif isinstance(values, list | tuple):
+        masked = [isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value) for value in values]
+        refuse(name, "missing values", np.array(masked, bool), first_row)
+    try:
+        return np.asarray(values)
+    except ValueError:
+        refuse(name, "missing values", np.array([value is None for value in values]), first_row)
+        lengths = [len(value) if isinstance(value, list | tuple) else np.size(value) for value in values]
+        one_length(name, np.array(lengths), first_row)
+        raise UserError(
+            f"column '{name}' has values of different shapes, in one row or in several: give every row numbers "
+            f"of one shape"
+        ) from None
 
 
 def check_known(names: Iterable[str], columns: Iterable[str]) -> None:
@@ -91,7 +110,7 @@ def _numbers(name: str, array: np.ndarray, owners: Ids, first_row: int) -> np.nd
         flat = array.reshape(len(array), -1)
         missing = np.array([any(value is None for value in row) for row in flat], bool)
         refuse(name, "missing values", missing, first_row, owners=owners)
-        array = np.array(array.tolist())
+        array = to_array(name, array.tolist(), first_row)
     if array.dtype.kind not in "biuf":
         shown = f" ('{array.flat[0]}', row {first_row})" if array.size else ""
         raise UserError(

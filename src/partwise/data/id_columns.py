@@ -74,6 +74,8 @@ def to_ids(name: str, values: Any, first_row: int = 0, width: int | None = None)
     """A column of ids from an array, a list or a list of lists; `width` is the room for the ids of a list."""
     if isinstance(values, Ids):
         return values
+    if np.ma.is_masked(values):
+        values = values.tolist()  # None for what is masked
     if hasattr(values, "__array__"):  # of numpy, JAX, pandas, Arrow
         values = np.asarray(values)
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
@@ -124,8 +126,8 @@ def one_length(name: str, lengths: np.ndarray, first_row: int = 0) -> int:
         other = int(np.argmax(lengths != lengths[0]))
         raise UserError(
             f"column '{name}' has lists of different lengths ({lengths[0]} in row {first_row}, {lengths[other]} in "
-            f"row {first_row + other}): of ids, keep the last N of each and fill up with -1 by "
-            f"lists={{'{name}': N}}; of numbers, give every row as many"
+            f"row {first_row + other}): of ids, read_table and read_rows keep the last N of each and fill up with "
+            f"-1 by lists={{'{name}': N}}; of numbers, give every row as many"
         )
     if not lengths[0]:
         raise UserError(f"column '{name}' has only empty lists, from row {first_row} on: leave it out")
@@ -175,7 +177,11 @@ def _text(value: Any) -> str | None:
 
 def bad_id(name: str, value: Any, row: int) -> UserError:
     """Why a value is no id."""
-    if value is None or (isinstance(value, float | np.floating) and math.isnan(value)):
+    if (
+        value is None
+        or value is np.ma.masked
+        or (isinstance(value, float | np.floating) and math.isnan(value))
+    ):
         return UserError(f"id column '{name}' has a missing value in row {row}: remove or mend that row")
     if isinstance(value, bytes):
         return UserError(f"id column '{name}' has {value!r} in row {row}, which is not UTF-8: convert it")

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from partwise.data.arrow import arrow_ids, arrow_numbers
-from partwise.data.checks import Column, check_known
-from partwise.data.id_columns import Ids, one_length, to_ids
+from partwise.data.checks import Column, check_known, to_array
+from partwise.data.id_columns import Ids, to_ids
 from partwise.types import UserError
 
 Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
@@ -46,16 +46,7 @@ def _column(name: str, values: Any, plan: Columns, first_row: int) -> Column:
         return read(name, values, first_row, width)
     if name in plan.ids or isinstance(values, Ids):
         return to_ids(name, values, first_row, width)
-    return _cut(name, _array(name, values, first_row), width)
-
-
-def _array(name: str, values: Any, first_row: int) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:
-        lengths = np.array([np.size(value) for value in values])
-        one_length(name, lengths, first_row)
-        raise UserError(f"column '{name}' has values of different shapes: give every row the same") from None
+    return _cut(name, to_array(name, values, first_row), width)
 
 
 def _cut(name: str, array: np.ndarray, width: int | None) -> np.ndarray:

@@ -40,6 +40,8 @@ def read_rows(
     the rows.
     """
     tables = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
+    if not isinstance(tables, Iterable):
+        raise UserError(f"rows is {rows!r}: give dicts, one for every example, or Arrow tables")
     batches = _batches(iter(tables))
     first = list(itertools.islice(batches, 1))
     there = _names(first[0]) if first else []
@@ -69,8 +71,12 @@ def plan_columns(
     kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
     read = [*([client] if client else []), *kept]
     read += [order_by] if order_by and order_by not in read else []
+    if lists is not None and not isinstance(lists, Mapping):
+        raise UserError(
+            f"lists is {lists!r}: say how many ids of a list are kept, as in lists={{'past': 20}}"
+        )
     for name, width in (lists or {}).items():
-        if name not in kept or width < 1:
+        if name not in kept or not isinstance(width, int | np.integer) or width < 1:
             raise UserError(
                 f"lists has {name!r}: {width}; give columns that are kept ({', '.join(kept)}), each with a room of "
                 f"at least 1"
