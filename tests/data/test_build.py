@@ -139,8 +139,8 @@ def test_arrow_types_that_numpy_lacks(tmp_path):
     )
     store = build_store(tmp_path / "store", [batch], "user", order_by="time")
     assert store.client_ids.tolist() == ["x", "y"]
-    assert store.columns["time"].tolist() == [86_400, 0]
-    assert store.columns["day"].tolist() == [1, 2]
+    assert store.columns["time"].tolist() == [86_400 * 10**9, 0]
+    assert store.columns["day"].tolist() == [86_400 * 10**9, 2 * 86_400 * 10**9]
     assert store.columns["like"].dtype == bool
 
 

@@ -199,7 +199,7 @@ MASKED = np.ma.array([1, 2], mask=[False, True])
         ({"client": [5, 6], "x": [[1, 2], [3, -np.inf]]}, "first: -inf in row 1 of client 6"),
         ({"client": [5, 6], "x": [1, None]}, "column 'x' has 1 missing values, the first: row 1 of client 6"),
         ({"client": [5, 6], "x": MASKED}, "column 'x' has 1 missing values, the first: row 1"),
-        ({"client": [5, 6], "x": np.ma.stack([MASKED, MASKED])}, "column 'x' has 2 missing values, the first: row 0"),
+        ({"client": [5, 6], "x": np.ma.stack([MASKED] * 2)}, "column 'x' has 2 missing values, the first: row 0"),
         ({"client": [5, 6], "x": [1.0, np.ma.masked]}, "column 'x' has 1 missing values, the first: row 1"),
         ({"client": [5, 6], "x": [[1, 2], MASKED]}, "column 'x' has 1 missing values, the first: row 1"),
         ({"client": [5, 6], "x": MASKED, "ids": ["x"]}, "column 'x' has a missing value in row 1"),

@@ -33,7 +33,7 @@ def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = Non
 
 
 def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None = None) -> np.ndarray:
-    """A column of numbers, or of lists of numbers of one length; dates as whole numbers in their own unit."""
+    """A column of numbers, or of lists of numbers of one length; times as nanoseconds."""
     array = _whole(name, array, first_row)
     if not _is_list(array.type):
         if width is not None:
@@ -107,19 +107,47 @@ def _flat_ids(name: str, array: pa.Array, row: Callable[[Any], int]) -> Ids:
 
 def _flat_numbers(name: str, array: pa.Array, first_row: int) -> np.ndarray:
     kind = array.type
-    if kinds.is_duration(kind) or kinds.is_date(kind) or kinds.is_time(kind) or kinds.is_timestamp(kind):
-        array = array.cast(pa.int32() if kind.bit_width == 32 else pa.int64())
+    if kinds.is_temporal(kind) and not kinds.is_interval(kind):
+        array = _nanoseconds(name, array)
     elif kinds.is_decimal(kind):
         array = array.cast(pa.float64())
     elif kinds.is_string(kind) or kinds.is_large_string(kind):
         shown = f" ({array[0].as_py()!r}, row {first_row})" if len(array) else ""
         raise UserError(
-            f"column '{name}' holds text{shown}, but examples are numbers: "
-            f"name it in ids=('{name}',) to number its values, or leave it out"
+            f"column '{name}' holds text{shown}, but examples are numbers: give numbers, or in Python name it in "
+            f"ids=('{name}',) to number its values, or leave it out"
         )
     elif not (kinds.is_boolean(kind) or kinds.is_integer(kind) or kinds.is_floating(kind)):
         raise _unreadable(name, kind)
     return array.to_numpy(zero_copy_only=False)
+
+
+def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
+    """Times of any unit as whole numbers of one, in which they can be compared; no unit is finer."""
+    kind = array.type
+    if kinds.is_time(kind):
+        unit = pa.time64("ns")
+    else:
+        unit = pa.duration("ns") if kinds.is_duration(kind) else pa.timestamp("ns", getattr(kind, "tz", None))
+    try:
+        return array.cast(unit).cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise UserError(
+            f"column '{name}' has times that 64 bits of nanoseconds cannot hold, as dates before 1677 and after "
+            f"2262 ({error}): mend those rows, give whole numbers instead (days, say), or leave the column out"
+        ) from error
+
+
+def held_by(values: Any) -> str:
+    """In a word what a column holds: dates, times of day, durations, or plain values."""
+    kind = values.type if isinstance(values, pa.Array | pa.ChunkedArray) else None
+    while kind is not None and (_is_list(kind) or kinds.is_dictionary(kind)):
+        kind = kind.value_type
+    if kind is None or not kinds.is_temporal(kind):
+        return "plain values"
+    if kinds.is_time(kind):
+        return "times of day"
+    return "durations" if kinds.is_duration(kind) else "dates"
 
 
 def _unreadable(name: str, kind: pa.DataType) -> UserError:

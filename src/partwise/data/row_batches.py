@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from partwise.data.arrow import arrow_ids, arrow_numbers
+from partwise.data.arrow import arrow_ids, arrow_numbers, held_by
 from partwise.data.checks import Column, check_known, to_array
 from partwise.data.id_columns import Ids, to_ids
 from partwise.types import UserError
@@ -16,16 +17,20 @@ from partwise.types import UserError
 Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 
-class Columns(NamedTuple):
-    """What is to be read of every batch."""
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """What is to be read of every batch, and what was found in those before."""
 
     names: tuple[str, ...] | None = None  # all, if None
     ids: tuple[str, ...] = ()
-    lists: Mapping[str, int] = {}  # room for the last ids of lists
+    lists: Mapping[str, int] = dataclasses.field(default_factory=dict)  # room for the last ids of lists
+    held: dict[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # what columns hold, which all batches must
 
 
 def to_columns(batch: Batch, plan: Columns, first_row: int = 0) -> dict[str, Column]:
-    """The columns of a batch, each [N] or [N, ...]; dates become whole numbers in their own unit."""
+    """The columns of a batch, each [N] or [N, ...]; times become nanoseconds."""
     if isinstance(batch, Mapping):
         there = list(batch)
     elif isinstance(batch, pa.RecordBatch | pa.Table):
@@ -36,6 +41,14 @@ def to_columns(batch: Batch, plan: Columns, first_row: int = 0) -> dict[str, Col
         )
     names = there if plan.names is None else plan.names
     check_known(names, there)
+    for name in names:
+        now = held_by(batch[name])
+        before = plan.held.setdefault(name, now)
+        if before != now:
+            raise UserError(
+                f"column '{name}' holds {before} first and {now} from row {first_row} on, which cannot be "
+                f"compared: give all of them in one way"
+            )
     return {name: _column(name, batch[name], plan, first_row) for name in names}
 
 

@@ -49,8 +49,8 @@ def read_table(
     Rows may be in any order; with `client` None they are all one client's. `columns` are those to keep (all, if
     not given). Those in `ids` become keys; where it is a mapping, columns of one name share their keys:
     `ids={"past": "item", "next": "item"}`. Of lists of ids that differ in length, `lists={"past": 20}` keeps the
-    last 20 and fills up with -1. Dates become whole numbers in their own unit. `delimiter` and `encoding` are of
-    .csv and .tsv files.
+    last 20 and fills up with -1. Dates and times become whole numbers, in nanoseconds. `delimiter` and
+    `encoding` are of .csv and .tsv files.
     """
     path = Path(path)
     files = _files(path)
@@ -97,7 +97,7 @@ def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None
     if _kind(file) in DELIMITERS:
         return dialect_of(_kind(file), delimiter, encoding)
     if delimiter is not None or encoding != UTF8:
-        raise UserError(f"{file} is no .csv or .tsv file: leave out delimiter= and encoding=")
+        raise UserError(f"{file} is no .csv or .tsv file: leave out its delimiter and encoding")
     return None
 
 
