@@ -123,3 +123,30 @@ def test_options_that_were_resolved_are_recorded(name, liked_folder):
     task = load_task(name, str(liked_folder))
     again = load_task(name, **{"data" if k == "path" else k: v for k, v in task.loaded.items()})
     assert again.options == task.options
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second", "column"),
+    [
+        ({"client": "item"}, "client", "item", "item"),
+        ({"item": "user"}, "client", "item", "user"),
+        ({"time": "rating"}, "rating", "time", "rating"),
+        ({"rating": "user"}, "client", "rating", "user"),
+    ],
+)
+def test_two_options_cannot_name_one_column(tmp_path, options, first, second, column):
+    (tmp_path / "t.csv").write_text("user,item,rating\n1,2,3\n")
+    with pytest.raises(UserError, match=f"data.{first} and data.{second} both name the column '{column}'"):
+        load_task("ratings", str(tmp_path / "t.csv"), **options)
+
+
+def test_dialects_of_tables_are_options_of_the_task(tmp_path):
+    lines = [f"{user};caffè {user % 3};{user % 5}" for user in range(20)]
+    (tmp_path / "t.csv").write_bytes("\n".join(["user;item;rating", *lines]).encode("latin-1"))
+    with pytest.raises(UserError, match=r"delimiter=';' .of the task 'ratings': --set \"data.delimiter=;\""):
+        load_task("ratings", str(tmp_path / "t.csv"))
+    with pytest.raises(UserError, match="text in UTF-8.*--set data.encoding=latin-1"):
+        load_task("ratings", str(tmp_path / "t.csv"), delimiter=";")
+    task = load_task("ratings", str(tmp_path / "t.csv"), delimiter=";", encoding="latin-1")
+    assert task.train.vocabularies["item"].tolist() == ["caffè 0", "caffè 1", "caffè 2"]
+    assert (task.loaded["delimiter"], task.loaded["encoding"]) == (";", "latin-1")

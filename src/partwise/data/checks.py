@@ -114,8 +114,8 @@ def _numbers(name: str, array: np.ndarray, owners: Ids, first_row: int) -> np.nd
     if array.dtype.kind not in "biuf":
         shown = f" ('{array.flat[0]}', row {first_row})" if array.size else ""
         raise UserError(
-            f"column '{name}' holds {array.dtype}{shown}, but examples are numbers: "
-            f"name it in ids=('{name}',) to number its values, or leave it out"
+            f"column '{name}' holds {array.dtype}{shown}, but examples are numbers: give numbers, or name it in "
+            f"ids=('{name}',) to number its values, or leave it out"
         )
     if 0 in array.shape[1:]:
         raise UserError(

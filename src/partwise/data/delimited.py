@@ -57,7 +57,8 @@ def read_header(file: Path, dialect: Dialect) -> list[str]:
     if other:
         raise UserError(
             f"{file}, line 1: {names[0][:300]!r} is a single name, with {other!r} in it. Between columns there is "
-            f"{dialect.delimiter!r}: say otherwise with delimiter={other!r}"
+            f"{dialect.delimiter!r}: say otherwise with delimiter={other!r} (of the task 'ratings': --set "
+            f'"data.delimiter={other}"), or write the file so'
         )
     return names
 
@@ -116,13 +117,12 @@ def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Seque
 
 
 def _bad_cell(where: str, name: str, cell: str, is_id: bool) -> UserError:
-    number = f"a finite number (or name it in ids=('{name}',))"
-    text = "text in UTF-8 (or say what it is written in, as in encoding='latin-1')"
-    expected = number if not is_id else text if cell else "an id"
-    return UserError(
-        f"{where}: {cell[:300]!r}; expected {expected}. "
-        "Mend or remove the line, or leave the column out with columns="
-    )
+    remedy = f"in Python, ids=('{name}',) reads the column as ids, and columns= leaves it out"
+    expected = "an id" if is_id else "a finite number"
+    if is_id and cell:
+        expected = "text in UTF-8"
+        remedy = "or say what it is written in: encoding='latin-1'; of the task 'ratings', --set data.encoding=latin-1"
+    return UserError(f"{where}: {cell[:300]!r}; expected {expected}. Mend or remove the line ({remedy})")
 
 
 def _is_text(cell: str) -> bool:

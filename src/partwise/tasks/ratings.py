@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from partwise.data import holdout
+from partwise.data.delimited import UTF8
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
@@ -177,6 +178,8 @@ def load(
     item: Annotated[str, "the column of items"] = "item",
     rating: Annotated[str, "the column of ratings"] = "rating",
     time: Annotated[str | None, "a column of times, if there is one"] = None,
+    delimiter: Annotated[str | None, "between the columns of a .csv or .tsv file, if not , or a tab"] = None,
+    encoding: Annotated[str, "of a .csv or .tsv file"] = UTF8,
     **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise; the names of its columns."""
@@ -187,6 +190,21 @@ def load(
     if is_there(Path(data) / "store.json"):
         store = open_store(data)
     else:
-        names = {item: "item", rating: "rating"} | ({time: "time"} if time else {})
-        store = read_table(data, client=client, columns=list(names), ids=[item]).rename(names)
+        named = {"client": client, "item": item, "rating": rating} | ({"time": time} if time else {})
+        _check_distinct(named)
+        names = {column: option for option, column in named.items() if option != "client"}
+        dialect = {"delimiter": delimiter, "encoding": encoding}
+        store = read_table(data, client, list(names), ids=[item], **dialect).rename(names)
     return ratings_task(store, **options)
+
+
+def _check_distinct(named: Mapping[str, str]) -> None:
+    """Raise if two options name one column."""
+    options: dict[str, str] = {}
+    for option, column in named.items():
+        other = options.setdefault(column, option)
+        if other != option:
+            raise UserError(
+                f"the options data.{other} and data.{option} both name the column '{column}': give each its own, "
+                f"as in --set data.{option}=NAME (in Python, {option}=...)"
+            )
