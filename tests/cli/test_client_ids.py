@@ -163,3 +163,27 @@ def test_large_times_are_only_sorted_by(tmp_path):
         str(tmp_path / "run"),
     ]
     assert main([*arguments, "--set", "data.time=when", "--set", "data.order=time"]) == 0
+
+
+def test_lists_where_the_model_has_single_values_are_the_files_fault(numbered, mistake, output, tmp_path):
+    mine, local = tmp_path / "mine.parquet", str(tmp_path / "local")
+    columns = {"item": [10, 7], "rating": [1.0, 2.0]}
+    pyarrow.parquet.write_table(pa.table(columns), mine)
+    output("personalize", str(numbered), "--client", str(mine), "--out", local)
+    for name, lists in (("item", [[10, 7], [8, 9]]), ("rating", [[1.0, 2.0], [3.0, 4.0]])):
+        pyarrow.parquet.write_table(pa.table(columns | {name: lists}), mine)
+        told = f"column '{name}' has lists in a row, and the model was trained with one value"
+        assert told in mistake("personalize", str(numbered), "--client", str(mine), "--out", local)
+        assert told in mistake("predict", str(numbered), "--local", local, "--client", str(mine))
+
+
+def test_a_clients_file_is_of_the_dialect_of_the_training_data(predicted, output, tmp_path):
+    lines = [f"{user};{(user + k) % 7};{1 + k}" for user in range(20) for k in range(5)]
+    (tmp_path / "t.csv").write_text("\n".join(["user;item;rating", *lines]))
+    asked = ["train", "ratings", "--data", str(tmp_path / "t.csv"), "--set", "data.delimiter=;", *SMALL]
+    output(*asked, "--out", str(tmp_path / "run"))
+    (tmp_path / "mine.csv").write_text("item;rating\n1;4\n2;3\n")
+    pyarrow.parquet.write_table(pa.table({"item": [1, 2], "rating": [4, 3]}), tmp_path / "mine.parquet")
+    outputs, _ = predicted(tmp_path / "run", tmp_path / "mine.csv")
+    assert list(outputs) == [1, 2]
+    assert predicted(tmp_path / "run", tmp_path / "mine.parquet")[0] == outputs

@@ -145,7 +145,7 @@ def test_dialects_of_tables_are_options_of_the_task(tmp_path):
     (tmp_path / "t.csv").write_bytes("\n".join(["user;item;rating", *lines]).encode("latin-1"))
     with pytest.raises(UserError, match=r"delimiter=';' .of the task 'ratings': --set \"data.delimiter=;\""):
         load_task("ratings", str(tmp_path / "t.csv"))
-    with pytest.raises(UserError, match="text in UTF-8.*--set data.encoding=latin-1"):
+    with pytest.raises(UserError, match=r"text in UTF-8.*--set data.encoding=latin-1"):
         load_task("ratings", str(tmp_path / "t.csv"), delimiter=";")
     task = load_task("ratings", str(tmp_path / "t.csv"), delimiter=";", encoding="latin-1")
     assert task.train.vocabularies["item"].tolist() == ["caffè 0", "caffè 1", "caffè 2"]

@@ -58,7 +58,7 @@ def test_orders_that_cannot_be_had():
 
 @pytest.mark.parametrize("name", ["writers", "tags-planted", "next-word-planted"])
 def test_what_generates_its_data_reads_none(name):
-    with pytest.raises(UserError, match=f"'{name}' generates its data .* was given '/no/such/file'"):
+    with pytest.raises(UserError, match=f"'{name}' generates its data .*'/no/such/file': leave out --data"):
         load_task(name, "/no/such/file")
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 
 from partwise.data.checks import refuse, refuse_not_utf8
-from partwise.data.id_columns import Ids, checked_texts, encoded_ids, one_length, to_lists
+from partwise.data.id_columns import Ids, checked_texts, encoded_ids, no_lists, one_length, to_lists
 from partwise.data.ragged import owners
 from partwise.types import UserError
 
@@ -26,9 +26,7 @@ def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = Non
             name, _flat_ids(name, inner, lambda at: first_row + int(row_of[at])), lengths, width, first_row
         )
     if width is not None:
-        raise UserError(
-            f"lists has a width for column '{name}', which holds {array.type}: leave it out there"
-        )
+        raise no_lists(name, width, str(array.type))
     return _flat_ids(name, array, lambda at: first_row + int(at))
 
 
@@ -37,9 +35,7 @@ def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None =
     array = _whole(name, array, first_row)
     if not _is_list(array.type):
         if width is not None:
-            raise UserError(
-                f"lists has a width for column '{name}', which holds {array.type}: leave it out there"
-            )
+            raise no_lists(name, width, str(array.type))
         return _flat_numbers(name, array, first_row)
     inner, lengths = _unlisted(name, array, first_row)
     if width is not None and np.all(lengths >= width):
@@ -140,10 +136,12 @@ def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
 
 def held_by(values: Any) -> str:
     """In a word what a column holds: dates, times of day, durations, or plain values."""
-    kind = values.type if isinstance(values, pa.Array | pa.ChunkedArray) else None
-    while kind is not None and (_is_list(kind) or kinds.is_dictionary(kind)):
-        kind = kind.value_type
-    if kind is None or not kinds.is_temporal(kind):
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        return "plain values"
+    kind = _unwrapped(values.type)
+    while _is_list(kind):
+        kind = _unwrapped(kind.value_type)
+    if not kinds.is_temporal(kind):
         return "plain values"
     if kinds.is_time(kind):
         return "times of day"
@@ -154,6 +152,18 @@ def _unreadable(name: str, kind: pa.DataType) -> UserError:
     return UserError(
         f"column '{name}' holds {kind}: give one number or id per row, or a list of them, or leave it out"
     )
+
+
+def holds_lists(kind: pa.DataType) -> bool:
+    """Whether a column of that type has lists in its rows."""
+    return _is_list(_unwrapped(kind))
+
+
+def _unwrapped(kind: pa.DataType) -> pa.DataType:
+    """What extensions and dictionaries are made of."""
+    while isinstance(kind, pa.BaseExtensionType | pa.DictionaryType):
+        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+    return kind
 
 
 def _is_list(kind: pa.DataType) -> bool:

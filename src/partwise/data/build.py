@@ -22,6 +22,7 @@ from partwise.data.row_batches import Batch, Columns, to_columns
 from partwise.data.spool import Layout, Pile, Spool, layouts_of, rows_at_once
 from partwise.data.store import ClientStore, open_store
 from partwise.data.store_folder import Block, allocate_examples, finish, new_folder, write_folder
+from partwise.data.vocabularies import CLIENT_COLUMN
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20
@@ -63,7 +64,7 @@ def build_store(
         (folder / UNKEPT).unlink(missing_ok=True)
         kept = {name: vocabularies[names[name]] for name in names if columns is None or name in columns}
         layouts = _kept(spool, columns)
-        finish(folder, vocabularies[CLIENT], counts, layouts, kept, info or {})
+        finish(folder, vocabularies[CLIENT], counts, layouts, kept, {**(info or {}), CLIENT_COLUMN: client})
     return open_store(path)
 
 

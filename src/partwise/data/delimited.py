@@ -58,7 +58,7 @@ def read_header(file: Path, dialect: Dialect) -> list[str]:
         raise UserError(
             f"{file}, line 1: {names[0][:300]!r} is a single name, with {other!r} in it. Between columns there is "
             f"{dialect.delimiter!r}: say otherwise with delimiter={other!r} (of the task 'ratings': --set "
-            f'"data.delimiter={other}"), or write the file so'
+            f'"data.delimiter={other}"), or write it with {dialect.delimiter!r}'
         )
     return names
 
@@ -121,7 +121,9 @@ def _bad_cell(where: str, name: str, cell: str, is_id: bool) -> UserError:
     expected = "an id" if is_id else "a finite number"
     if is_id and cell:
         expected = "text in UTF-8"
-        remedy = "or say what it is written in: encoding='latin-1'; of the task 'ratings', --set data.encoding=latin-1"
+        remedy = (
+            "or say what it is in: encoding='latin-1', and of the task 'ratings' --set data.encoding=latin-1"
+        )
     return UserError(f"{where}: {cell[:300]!r}; expected {expected}. Mend or remove the line ({remedy})")
 
 

@@ -89,10 +89,15 @@ def to_ids(name: str, values: Any, first_row: int = 0, width: int | None = None)
     row_of = np.arange(len(flat)) if lengths is None else owners(lengths)
     ids = encoded_ids(name, flat, lambda at: first_row + int(row_of[at]))
     if lengths is None and width is not None:
-        raise UserError(
-            f"lists has a width for column '{name}', which holds one id per row: leave it out there"
-        )
+        raise no_lists(name, width, "one id per row")
     return ids if lengths is None else to_lists(name, ids, lengths, width, first_row)
+
+
+def no_lists(name: str, width: int, held: str) -> UserError:
+    """Why a column that is to have lists cannot be read."""
+    return UserError(
+        f"lists has room for {width} ids in column '{name}', which holds {held}: give lists, or leave it out there"
+    )
 
 
 def _values(name: str, values: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from partwise.data.id_columns import EXACT, Ids, join_columns
 from partwise.data.ids import vocabulary_names
 from partwise.data.row_batches import Batch, Columns, to_columns
 from partwise.data.store import ClientStore, group_rows
+from partwise.data.vocabularies import CLIENT_COLUMN
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 16
@@ -106,6 +107,7 @@ def gather_batches(
     if not num_rows:
         raise UserError(f"{info['source']} has no rows: give at least one client with one example")
     owner = whole.pop(client) if client else np.zeros(num_rows, np.int64)
+    info = {**info, CLIENT_COLUMN: client} if client else info
     if order_by is not None:
         check_sortable(order_by, whole)
     store = group_rows(owner, whole, ids, info)

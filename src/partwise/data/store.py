@@ -16,6 +16,7 @@ from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuff
 from partwise.data.reading import naming
 from partwise.data.spool import layouts_of, rows_at_once
 from partwise.data.store_folder import Block, read_folder, write_folder
+from partwise.data.vocabularies import CLIENT_COLUMN, Vocabularies
 from partwise.types import UserError, nearest
 
 ROWS_PER_BLOCK = 1 << 20
@@ -32,9 +33,7 @@ class ClientStore:
     starts: np.ndarray  # [C] int64
     counts: np.ndarray  # [C] int64
     client_ids: np.ndarray  # [C] the ids of the source, int64 or text
-    vocabularies: Mapping[str, np.ndarray] = dataclasses.field(
-        default_factory=dict
-    )  # the source id of every key
+    vocabularies: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # source ids of keys
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where it comes from; JSON can say it
 
     def __post_init__(self):
@@ -48,6 +47,8 @@ class ClientStore:
             min(self.starts.min(), self.counts.min()) < 0 or (self.starts + self.counts).max() > num_rows
         ):
             raise UserError(f"starts and counts must lie within the {num_rows} rows")
+        known = Vocabularies(self.vocabularies, self.info.get(CLIENT_COLUMN), self.columns)
+        object.__setattr__(self, "vocabularies", known)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name} {v.dtype}{list(v.shape[1:]) or ''}" for name, v in self.columns.items())

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet
 
+from partwise.data.arrow import holds_lists
 from partwise.data.checks import Column, check_known, clean_columns
 from partwise.data.delimited import (
     DELIMITERS,
@@ -70,6 +71,20 @@ def column_names(path: str | Path, delimiter: str | None = None, encoding: str =
     return _names(file, _dialect(file, delimiter, encoding))
 
 
+def list_columns(path: str | Path) -> list[str]:
+    """Those of a table's columns that hold lists; no text file has any."""
+    file = _files(Path(path))[0]
+    if is_delimited(file):
+        return []
+    with reading(file, f"is it a whole {_kind(file)} file?"):
+        return [field.name for field in _schema(file) if holds_lists(field.type)]
+
+
+def is_delimited(path: str | Path) -> bool:
+    """Whether a table is a text file, of which a delimiter and an encoding can be said."""
+    return _kind(Path(path)) in DELIMITERS
+
+
 def _kind(file: Path) -> str:
     return Path(file.name.lower().removesuffix(".gz")).suffix
 
@@ -94,7 +109,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None:
-    if _kind(file) in DELIMITERS:
+    if is_delimited(file):
         return dialect_of(_kind(file), delimiter, encoding)
     if delimiter is not None or encoding != UTF8:
         raise UserError(f"{file} is no .csv or .tsv file: leave out its delimiter and encoding")
@@ -103,12 +118,15 @@ def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None
 
 def _names(file: Path, dialect: Dialect | None) -> list[str]:
     with reading(file, f"is it a whole {_kind(file)} file?"):
-        if dialect is not None:
-            return read_header(file, dialect)
-        if _kind(file) == ".parquet":
-            return _distinct(pyarrow.parquet.read_schema(file).names)
-        with _open_arrow(file) as reader:
-            return _distinct(reader.schema.names)
+        return _distinct(_schema(file).names) if dialect is None else read_header(file, dialect)
+
+
+def _schema(file: Path) -> pa.Schema:
+    """Of a Parquet or Arrow file."""
+    if _kind(file) == ".parquet":
+        return pyarrow.parquet.read_schema(file)
+    with _open_arrow(file) as reader:
+        return reader.schema
 
 
 def _distinct(names: list[str]) -> list[str]:

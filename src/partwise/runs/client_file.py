@@ -11,7 +11,7 @@ import numpy as np
 from partwise.data.ids import look_up, typed
 from partwise.data.reading import naming
 from partwise.data.store import ClientStore, group_rows
-from partwise.data.table import column_names, read_table
+from partwise.data.table import column_names, is_delimited, list_columns, read_table
 from partwise.types import UserError, counted, unknown
 
 NOBODY = 0  # the id of a client of which nothing is known
@@ -25,6 +25,16 @@ class ClientFile(NamedTuple):
     unknown: dict[str, int]  # column -> rows that name a key which the model does not have
 
 
+class Form(NamedTuple):
+    """How a client's table is read for a model."""
+
+    names: Mapping[str, str]  # column of the model -> of the file
+    vocabularies: Mapping[str, np.ndarray]
+    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in the model's columns, where they are known
+    client_column: str | None  # of the file; says whose rows those are
+    dialect: Mapping[str, Any]  # of text files
+
+
 class Owner(NamedTuple):
     """Which rows of a file are the client's, and its id."""
 
@@ -32,37 +42,47 @@ class Owner(NamedTuple):
     client_id: Any
 
 
-def readable(path: str | Path, names: Sequence[str]) -> list[str]:
+def readable(path: str | Path, names: Sequence[str], dialect: Mapping[str, Any]) -> list[str]:
     """Of these columns of numbers, those that a file has, and that can be read."""
-    there = column_names(path)
-    return [name for name in names if name in there and _can_be_read(path, name)]
+    dialect = _fitting(dialect, path)
+    there = column_names(path, **dialect)
+    return [name for name in names if name in there and _can_be_read(path, name, dialect)]
 
 
-def _can_be_read(path: str | Path, name: str) -> bool:
+def _fitting(dialect: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
+    """The dialect of the training data, if the file is of a kind that has one."""
+    return dialect if is_delimited(path) else {}
+
+
+def _can_be_read(path: str | Path, name: str, dialect: Mapping[str, Any]) -> bool:
     """A client that asks for predictions may have left the cells of what is to be predicted empty."""
     try:
-        read_table(path, client=None, columns=[name])
+        read_table(path, client=None, columns=[name], **dialect)
     except UserError:
         return False
     return True
 
 
-def read_client_file(
-    path: str | Path,
-    columns: Mapping[str, str],
-    vocabularies: Mapping[str, np.ndarray],
-    client_column: str | None,
-    client_id: str | None = None,
-) -> ClientFile:
-    """Columns (name in the model -> name in the file) of those rows of one client that name only what is known.
+def read_client_file(path: str | Path, form: Form, client_id: str | None = None) -> ClientFile:
+    """Those rows of one client that name only what the model knows.
 
-    Where there is a `client_column`, it says whose rows those are, and the client keeps its own id: its randomness
-    hangs on it.
+    Where the file has the client column, the client keeps its own id: its randomness hangs on it.
     """
-    keys = [name for name in columns if name in vocabularies]
-    table = read_table(path, None, list(columns.values()), ids=[columns[name] for name in keys])
-    table = table.rename({inside: name for name, inside in columns.items()})
-    owner = _owner(path, client_column, client_id, table.num_examples)
+    names, vocabularies, dialect = form.names, form.vocabularies, _fitting(form.dialect, path)
+    keys = [name for name in names if name in vocabularies]
+    _check_lists(path, form, dialect)
+    room = {names[name]: form.shapes[name][0] for name in keys if form.shapes.get(name)}
+    ids = [names[name] for name in keys]
+    table = read_table(path, None, list(names.values()), ids, lists=room, **dialect)
+    table = table.rename({inside: name for name, inside in names.items()})
+    for name, values in table.columns.items():
+        wanted = form.shapes.get(name, values.shape[1:])
+        if values.shape[1:] != wanted:
+            raise UserError(
+                f"'{path}': column '{names[name]}' has {values.shape[1:]} numbers in a row, and the model was "
+                f"trained with {wanted}: give as many"
+            )
+    owner = _owner(path, form.client_column, client_id, table.num_examples, dialect)
     rows, keep, strange = dict(table.columns), owner.rows.copy(), {}
     for name in keys:
         found = np.append(look_up(vocabularies[name], table.vocabularies[name]), -1)[rows[name]]
@@ -78,6 +98,19 @@ def read_client_file(
     return ClientFile(store, np.flatnonzero(keep), strange)
 
 
+def _check_lists(path: str | Path, form: Form, dialect: Mapping[str, Any]) -> None:
+    """Raise if a column has lists where the model has single values, or the other way round."""
+    there, listed = column_names(path, **dialect), list_columns(path)
+    for name, inside in form.names.items():
+        wanted = form.shapes.get(name)
+        if inside in there and wanted is not None and bool(wanted) != (inside in listed):
+            found, own = ("lists", "one value") if inside in listed else ("one value", "lists")
+            raise UserError(
+                f"'{path}': column '{inside}' has {found} in a row, and the model was trained with {own}: give "
+                f"a table like that of the training data"
+            )
+
+
 def source_ids(vocabulary: np.ndarray, keys: np.ndarray) -> list[Any]:
     """The ids of the source behind keys; of a list of keys, those that are there."""
     if keys.ndim == 1:
@@ -85,15 +118,17 @@ def source_ids(vocabulary: np.ndarray, keys: np.ndarray) -> list[Any]:
     return [vocabulary[row[row >= 0]].tolist() for row in keys]
 
 
-def _owner(path: str | Path, column: str | None, client_id: str | None, num_rows: int) -> Owner:
+def _owner(
+    path: str | Path, column: str | None, client_id: str | None, num_rows: int, dialect: Mapping[str, Any]
+) -> Owner:
     """All rows, or where a column names clients, those of one."""
-    if column is None or column not in column_names(path):
+    if column is None or column not in column_names(path, **dialect):
         if client_id is not None:
             raise UserError(
                 f"'{path}' has no column '{column}', in which client '{client_id}' could be found"
             )
         return Owner(np.ones(num_rows, bool), NOBODY)
-    clients = read_table(path, client=None, columns=[column], ids=[column])
+    clients = read_table(path, client=None, columns=[column], ids=[column], **dialect)
     ids = clients.vocabularies[column]
     if client_id is None and len(ids) > 1:
         raise UserError(

@@ -19,9 +19,10 @@ from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
+from partwise.data.vocabularies import Vocabularies
 from partwise.device import Device, send
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.runs.client_file import ClientFile, read_client_file, readable
+from partwise.runs.client_file import ClientFile, Form, read_client_file, readable
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import entry_of
 from partwise.runs.sanity import check_finite
@@ -37,10 +38,13 @@ class Personal:
     ):
         setting = judged_setting(setting, config)
         self.setting, self.vocabularies = setting, vocabularies
+        known = vocabularies if isinstance(vocabularies, Vocabularies) else Vocabularies(vocabularies)
+        self.shapes = known.shapes | dict(setting.shapes)
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
         }  # in the user's files
-        self.client_column = str(config.data.get("client", "user"))
+        self.client_column = str(config.data.get("client") or known.client or "user")
+        self.dialect = {name: config.data[name] for name in ("delimiter", "encoding") if name in config.data}
         self.params = setting.partition.server_leaves(params)
         check_finite("the model", self.params)
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
@@ -101,20 +105,25 @@ class Personal:
     def columns_in(self, path: str | Path) -> tuple[str, ...]:
         """The model's columns that a file has: its keys, which it must have, and others that can be read."""
         others = [name for name in self.setting.columns if name not in self.vocabularies]
-        there = readable(path, [self.names[name] for name in others])
+        there = readable(path, [self.names[name] for name in others], self.dialect)
         return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
     def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
         """One client's table with these columns (CSV, Parquet, Arrow), ids as in the source of the training
         data.
 
-        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met
-        cannot be used; they are counted.
+        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met cannot
+        be used; they are counted. Lists of ids have as much room as in training: the last ones are kept.
         """
         self._check_from_tables([name for name in columns if name in self.vocabularies])
-        names = {name: self.names[name] for name in columns}
-        client = None if self.client_column in self.names.values() else self.client_column
-        return read_client_file(path, names, self.vocabularies, client, client_id)
+        form = Form(
+            {name: self.names[name] for name in columns},
+            self.vocabularies,
+            self.shapes,
+            None if self.client_column in self.names.values() else self.client_column,
+            self.dialect,
+        )
+        return read_client_file(path, form, client_id)
 
     def _check_from_tables(self, named: Sequence[str]) -> None:
         """Keys of tables are sorted by id; those of words by how frequent they are."""

@@ -53,6 +53,7 @@ class Setting(NamedTuple):
     partition: Partition
     columns: tuple[str, ...]
     own_spaces: tuple[str, ...] = ()  # key spaces in which every client has rows of its own
+    shapes: Mapping[str, tuple[int, ...]] = {}  # of a row's value in a column, where that is known
 
 
 def best_unknown(split: Split | None) -> Mapping[str, float]:
@@ -126,8 +127,7 @@ def refuse_data(task: str, data: str | None) -> None:
 
 
 def check_memory(num_bytes: float, what: str, remedy: str) -> None:
-    """Raise if something needs more memory than this machine has; numbers may each be sensible, and their product
-    not."""
+    """Raise if something needs more memory than this machine has: sensible numbers may have a huge product."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if num_bytes > there:
         raise UserError(

@@ -14,6 +14,7 @@ from partwise.data.delimited import UTF8
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
+from partwise.data.vocabularies import CLIENT_COLUMN
 from partwise.model.partition import Initial, keyed, local, partition
 from partwise.tasks.base import COUNTS, PAPER, SEEDS, Setting, Task, check_limits, fitted, takes_options_of
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -68,6 +69,7 @@ PRESETS = {PAPER: PAPER_SETTINGS}
 # Seen users have something that was trained for them, which fed_recon has not.
 DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
+CLIENT = "user"  # the column of clients, if nothing else is said
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
 SAMPLE = 10_000  # clients at most whose ratings say what the mean and the spread are
 
@@ -84,9 +86,10 @@ def settings(
     """(users' parameters local, or in tables keyed by user); items keyed in both."""
     make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
     personal, stateful = make(), make(num_users=num_users)
-    columns = ("item", "rating")
+    columns, single = ("item", "rating"), {"item": (), "rating": ()}
+    roles = partition(personal, {"user*": local(initial), "item*": keyed("item")})
     return (
-        Setting(personal, partition(personal, {"user*": local(initial), "item*": keyed("item")}), columns),
+        Setting(personal, roles, columns, shapes=single),
         Setting(
             stateful,
             partition(stateful, {"user*": keyed("user"), "item*": keyed("item")}),
@@ -122,6 +125,8 @@ def ratings_task(
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     check_limits(ratings_task, loaded)
+    client = store.info.get(CLIENT_COLUMN, CLIENT)
+    loaded |= {"client": client} if client != CLIENT else {}
     for column in ("item", "rating"):
         if column not in store.columns:
             raise unknown("column (a table of ratings has item and rating)", column, store.columns)
@@ -174,7 +179,7 @@ def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
 def load(
     data: str | None = None,
     *,
-    client: Annotated[str, "the column that names the client"] = "user",
+    client: Annotated[str, "the column that names the client"] = CLIENT,
     item: Annotated[str, "the column of items"] = "item",
     rating: Annotated[str, "the column of ratings"] = "rating",
     time: Annotated[str | None, "a column of times, if there is one"] = None,

@@ -33,7 +33,7 @@ from partwise.data.loaders import (
     tff,
 )
 from partwise.data.text.words import read_vocabulary
-from partwise.runs.client_file import read_client_file
+from partwise.runs.client_file import Form, read_client_file
 from partwise.runs.personal import load_local
 from partwise.types import UserError
 
@@ -56,7 +56,8 @@ def with_users(path: Path) -> None:
 
 
 def read_client(path: Path) -> None:
-    read_client_file(path, {"item": "item", "rating": "rating"}, VOCABULARIES, "user", "ann")
+    names, shapes = {"item": "item", "rating": "rating"}, {"item": (), "rating": ()}
+    read_client_file(path, Form(names, VOCABULARIES, shapes, "user", {}), "ann")
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
