@@ -14,7 +14,8 @@ MODULE = """
 from partwise.algorithms.entry import AlgorithmEntry
 from partwise.algorithms.registry import find_algorithm
 from partwise.data import planted_ratings
-from partwise.tasks import Entry, ratings_task
+from partwise.tasks import Entry
+from partwise.tasks.ratings import ratings_task
 from partwise.tasks.ratings import settings
 
 

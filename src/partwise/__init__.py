@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
-    from partwise.tasks import ratings_task as ratings_task
+    from partwise.tasks.ratings import ratings_task as ratings_task
     from partwise.types import UserError as UserError
 
 __version__ = "0.1.0"
@@ -37,7 +37,8 @@ _HOMES = {
     "partwise.runs.train": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
-    "partwise.tasks": ("Setting", "Task", "load_task", "ratings_task"),
+    "partwise.tasks": ("Setting", "Task", "load_task"),
+    "partwise.tasks.ratings": ("ratings_task",),
     "partwise.types": ("UserError",),
 }
 _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in names} | {

@@ -92,11 +92,11 @@ def test_a_text_that_only_looks_like_a_number_is_unknown(numbered, mistake, tmp_
 
 
 def test_vocabularies_come_back_with_their_types(run, numbered):
-    assert Folder(run).vocabularies()["item"].tolist() == sorted(ITEMS)
-    again = Folder(numbered).vocabularies()["item"]
+    assert Folder(run).source().vocabularies["item"].tolist() == sorted(ITEMS)
+    again = Folder(numbered).source().vocabularies["item"]
     assert again.dtype == np.int64
     assert again.tolist() == [7, 8, 9, 10, 11]
-    assert json.loads((run / "vocabularies.json").read_text())["item"] == sorted(ITEMS)
+    assert json.loads((run / "vocabularies.json").read_text())["ids"]["item"] == sorted(ITEMS)
 
 
 def test_a_client_keeps_its_id(run, tmp_path):

@@ -10,7 +10,7 @@ from partwise.data.heat import count_heat
 from partwise.reports.heat_report import count_task, measure_heat
 from partwise.runs.resolve import resolve
 from partwise.selection.key_heat import load_heats
-from partwise.tasks import ratings_task
+from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError
 
 PLANTED = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 12, "data.dim": 4}

@@ -13,7 +13,8 @@ from partwise.papers.study import PARTS, once
 from partwise.runs import fingerprint as prints
 from partwise.runs.fingerprint import differences, digest_of, fingerprint
 from partwise.runs.train import evaluate_run, train
-from partwise.tasks import load_task, ratings_task
+from partwise.tasks import load_task
+from partwise.tasks.ratings import ratings_task
 from partwise.types import RunWarning, UserError
 
 SETTINGS = {

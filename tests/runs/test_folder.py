@@ -139,7 +139,7 @@ def test_a_configuration_changed_by_hand_is_refused(copied):
 def test_a_damaged_document_is_named(copied, name, content):
     (copied / name).write_bytes(content)
     folder = Folder(copied)
-    read = {"model.json": folder.model_options, "vocabularies.json": folder.vocabularies}
+    read = {"model.json": folder.model_options, "vocabularies.json": folder.source}
     read |= {"start.json": folder.begun, "summary.json": folder.summary}
     with pytest.raises(UserError, match=rf"{name.replace('.', '[.]')}' is damaged or foreign"):
         read[name]()

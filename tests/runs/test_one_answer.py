@@ -19,6 +19,7 @@ from partwise.data import by_client, planted_ratings
 from partwise.data.store import ClientStore
 from partwise.model.spec import Pooled
 from partwise.randomness import INIT_ROUND, round_rng
+from partwise.runs.client_file import source_of
 from partwise.runs.personal import Personal
 from partwise.runs.resolve import resolve
 from partwise.runs.train import make_evaluator, train
@@ -90,7 +91,7 @@ def make(name, changes):
 
 def judged_alone(task, config, prepared, params, position):
     """A test client's metrics, by `personalize` on its support set and `predict` on its query set."""
-    me = Personal(config, task.personal, params, task.train.vocabularies)
+    me = Personal(config, task.personal, params, source_of(task.train))
     mine = task.test.select(prepared.evaluated.columns).gather([position])
     rebuilds = bool(task.personal.partition.local_paths)
     split = make_evaluation_split(config)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from partwise.config.settings import Config
+from partwise.runs.client_file import Source
 from partwise.runs.folder import Folder
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import append_records, how_far, keep_first, read_records
@@ -76,7 +77,7 @@ def test_a_last_line_that_was_cut_is_normal(file):
 
 def test_a_recorder_does_not_grow_with_the_rounds(tmp_path):
     """What it holds after 8,000 rounds is what it held after 4,000; a run without a folder keeps its rounds."""
-    Folder(tmp_path).start(Config(), {}, {}, {})
+    Folder(tmp_path).start(Config(), {}, Source({}, {}, "user"), {})
     recorder = Recorder(Folder(tmp_path))
     look = {"rmse": 1.0, "over_clients": {"rmse": {"mean": 1.0}}}
     tracemalloc.start()
@@ -98,7 +99,7 @@ def test_a_recorder_does_not_grow_with_the_rounds(tmp_path):
 
 
 def test_a_recorder_goes_on_with_what_a_folder_has(tmp_path):
-    Folder(tmp_path).start(Config(), {}, {}, {})
+    Folder(tmp_path).start(Config(), {}, Source({}, {}, "user"), {})
     first = Recorder(Folder(tmp_path))
     first.add([line(1), line(2, evaluation={"rmse": 2.0})])
     again = Recorder(Folder(tmp_path))

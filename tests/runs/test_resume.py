@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from partwise.checkpoint import load_arrays
+from partwise.runs.client_file import source_of
 from partwise.runs.folder import Folder
 from partwise.runs.train import evaluate_run, train
 from partwise.tasks import load_task
@@ -109,7 +110,9 @@ def test_a_run_that_is_not_there_is_not_begun(tmp_path):
 
 def test_another_task_is_refused(tmp_path):
     task = load_task("planted", num_clients=40, num_items=20, mean_examples=12, dim=2)
-    Folder(tmp_path).start(train(task, rounds=1, simulation__lanes=2, cohort__size=4).config, {}, {}, {})
+    Folder(tmp_path).start(
+        train(task, rounds=1, simulation__lanes=2, cohort__size=4).config, {}, source_of(task.train), {}
+    )
     for other in ("movielens", task._replace(name="other")):
         with pytest.raises(UserError, match=r"is of task 'planted', not '(movielens|other)'"):
             train(other, out=tmp_path, resume=True)

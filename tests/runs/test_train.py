@@ -13,7 +13,7 @@ import pytest
 from partwise.data import planted_ratings
 from partwise.runs.folder import Folder
 from partwise.runs.train import evaluate_run, train
-from partwise.tasks import ratings_task
+from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError
 
 SMALL = {

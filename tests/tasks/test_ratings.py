@@ -8,7 +8,8 @@ import pytest
 from partwise.data.store import ClientStore
 from partwise.runs.personal import Personal
 from partwise.runs.train import evaluate_run, train
-from partwise.tasks import load_task, ratings_task
+from partwise.tasks import load_task
+from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError
 
 NUM_ITEMS = 12

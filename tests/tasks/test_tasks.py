@@ -5,7 +5,8 @@ import pytest
 
 from partwise.client.split import alternate, halves
 from partwise.data import planted_ratings
-from partwise.tasks import load_task, ratings_task
+from partwise.tasks import load_task
+from partwise.tasks.ratings import ratings_task
 from partwise.testing import check_task
 from partwise.types import UserError
 

@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the process (or `arguments`, and then signals are the caller's own); its exit code."""
     if arguments is None:
         interrupt.install()
-    from partwise.cli.entry import (
+    from partwise.cli.outcome import (
         run,
     )  # after the above, so that Ctrl-C is quiet while everything is imported
 

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from partwise.data.checks import Column, check_known, check_sortable, clean_columns
-from partwise.data.id_columns import Ids, Keys, to_ids
+from partwise.data.id_columns import Ids, KeyTable, to_ids
 from partwise.data.ids import join_ids, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks
-from partwise.data.row_batches import Batch, Columns, to_columns
+from partwise.data.row_batches import Batch, Wanted, to_columns
 from partwise.data.spool import Layout, Pile, Spool, layouts_of, rows_at_once
-from partwise.data.store import ClientStore, open_store
+from partwise.data.store import CLIENT_COLUMN, ClientStore, open_store
 from partwise.data.store_folder import Block, allocate_examples, finish, new_folder, write_folder
-from partwise.data.vocabularies import CLIENT_COLUMN
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20
@@ -47,9 +46,9 @@ def build_store(
     """
     names = vocabulary_names(ids)
     with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
-        keys = {name: Keys() for name in (CLIENT, *names.values())}
+        keys = {name: KeyTable() for name in (CLIENT, *names.values())}
         key_of = {CLIENT: keys[CLIENT], **{name: keys[names[name]] for name in names}}
-        for batch in _cleaned(batches, client, Columns(ids=(client, *names)), order_by):
+        for batch in _cleaned(batches, client, Wanted(ids=(client, *names)), order_by):
             spool.append(
                 {name: key_of[name].encode(v) if isinstance(v, Ids) else v for name, v in batch.items()}
             )
@@ -125,7 +124,7 @@ def join_blocks(
 
 
 def _cleaned(
-    batches: Iterable[Batch], client: str, plan: Columns, order_by: str | None
+    batches: Iterable[Batch], client: str, plan: Wanted, order_by: str | None
 ) -> Iterator[dict[str, Column]]:
     first_row = 0
     for batch in batches:
@@ -160,7 +159,7 @@ def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
         )
 
 
-def _place(spool: Spool, keys: Mapping[str, Keys], targets: Mapping[str, np.ndarray]) -> np.ndarray:
+def _place(spool: Spool, keys: Mapping[str, KeyTable], targets: Mapping[str, np.ndarray]) -> np.ndarray:
     """Put every row where its client's next row belongs; return the rows of each client."""
     step = rows_at_once(spool.layouts, ROWS_AT_ONCE)
     ends = [min(first + step, spool.num_rows) for first in range(0, spool.num_rows, step)]

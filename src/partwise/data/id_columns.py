@@ -34,7 +34,7 @@ class Ids:
         return self.texts[self.places[row]]
 
 
-class Keys:
+class KeyTable:
     """Numbers ids in the order in which they turn up, and knows their sorted order in the end."""
 
     def __init__(self):
@@ -58,14 +58,14 @@ class Keys:
 
 def factorize(columns: Sequence[Ids]) -> tuple[np.ndarray, list[np.ndarray]]:
     """The sorted ids of columns that share them, and the key of every row, of each column (int32)."""
-    keys = Keys()
+    keys = KeyTable()
     numbers = [keys.encode(column) for column in columns]
     return keys.sort(), [keys.ranks[number] for number in numbers]
 
 
 def join_columns(parts: Sequence[Ids]) -> Ids:
     """One column out of those of several batches."""
-    keys = Keys()
+    keys = KeyTable()
     places = [keys.encode(part) for part in parts]
     return Ids(list(keys.numbers), np.concatenate(places))
 

@@ -18,7 +18,7 @@ Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Columns:
+class Wanted:
     """What is to be read of every batch, and what was found in those before."""
 
     names: tuple[str, ...] | None = None  # all, if None
@@ -29,7 +29,7 @@ class Columns:
     )  # what columns hold, which all batches must
 
 
-def to_columns(batch: Batch, plan: Columns, first_row: int = 0) -> dict[str, Column]:
+def to_columns(batch: Batch, plan: Wanted, first_row: int = 0) -> dict[str, Column]:
     """The columns of a batch, each [N] or [N, ...]; times become nanoseconds."""
     if isinstance(batch, Mapping):
         there = list(batch)
@@ -52,7 +52,7 @@ def to_columns(batch: Batch, plan: Columns, first_row: int = 0) -> dict[str, Col
     return {name: _column(name, batch[name], plan, first_row) for name in names}
 
 
-def _column(name: str, values: Any, plan: Columns, first_row: int) -> Column:
+def _column(name: str, values: Any, plan: Wanted, first_row: int) -> Column:
     width = plan.lists.get(name)
     if isinstance(values, pa.Array | pa.ChunkedArray):
         read = arrow_ids if name in plan.ids else arrow_numbers

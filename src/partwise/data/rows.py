@@ -14,9 +14,8 @@ from partwise.data.build import build_store
 from partwise.data.checks import Column, check_sortable, clean_columns
 from partwise.data.id_columns import EXACT, Ids, join_columns
 from partwise.data.ids import vocabulary_names
-from partwise.data.row_batches import Batch, Columns, to_columns
-from partwise.data.store import ClientStore, group_rows
-from partwise.data.vocabularies import CLIENT_COLUMN
+from partwise.data.row_batches import Batch, Wanted, to_columns
+from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 16
@@ -67,7 +66,7 @@ def plan_columns(
     ids: IdNames,
     order_by: str | None,
     lists: Mapping[str, int] | None,
-) -> Columns:
+) -> Wanted:
     """What is read: what is kept, the client column, and what rows are sorted by."""
     kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
     read = [*([client] if client else []), *kept]
@@ -82,7 +81,7 @@ def plan_columns(
                 f"lists has {name!r}: {width}; give columns that are kept ({', '.join(kept)}), each with a room of "
                 f"at least 1"
             )
-    return Columns(tuple(read), (*([client] if client else []), *names), dict(lists or {}))
+    return Wanted(tuple(read), (*([client] if client else []), *names), dict(lists or {}))
 
 
 def gather_batches(
@@ -167,7 +166,7 @@ def _stack(chunk: list[Any], first_row: int) -> dict[str, list[Any]]:
     return {name: [row[name] for row in chunk] for name in chunk[0]}
 
 
-def _cleaned(batches: Iterable[Batch], client: str, plan: Columns) -> Iterator[dict[str, Column]]:
+def _cleaned(batches: Iterable[Batch], client: str, plan: Wanted) -> Iterator[dict[str, Column]]:
     """Only the columns that are read; what is wrong with one is said with its row."""
     first_row = 0
     for batch in batches:

@@ -16,10 +16,11 @@ from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuff
 from partwise.data.reading import naming
 from partwise.data.spool import layouts_of, rows_at_once
 from partwise.data.store_folder import Block, read_folder, write_folder
-from partwise.data.vocabularies import CLIENT_COLUMN, Vocabularies
 from partwise.types import UserError, nearest
 
 ROWS_PER_BLOCK = 1 << 20
+
+CLIENT_COLUMN = "client_column"  # in a store's `info`: what its table called the column of clients
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,8 +48,6 @@ class ClientStore:
             min(self.starts.min(), self.counts.min()) < 0 or (self.starts + self.counts).max() > num_rows
         ):
             raise UserError(f"starts and counts must lie within the {num_rows} rows")
-        known = Vocabularies(self.vocabularies, self.info.get(CLIENT_COLUMN), self.columns)
-        object.__setattr__(self, "vocabularies", known)
 
     def __repr__(self) -> str:
         columns = ", ".join(f"{name} {v.dtype}{list(v.shape[1:]) or ''}" for name, v in self.columns.items())

@@ -24,7 +24,7 @@ from partwise.data.delimited import (
     stream_delimited,
 )
 from partwise.data.reading import existing, naming, reading, regular
-from partwise.data.row_batches import Columns, to_columns
+from partwise.data.row_batches import Wanted, to_columns
 from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
 from partwise.data.store import ClientStore
 from partwise.types import UserError
@@ -137,7 +137,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _checked(
-    file: Path, dialect: Dialect | None, client: str | None, plan: Columns
+    file: Path, dialect: Dialect | None, client: str | None, plan: Wanted
 ) -> Iterator[dict[str, Column]]:
     """The file's batches; whatever is wrong with one is said with the file's name and, for text, the line."""
     first_row, names = 0, plan.names or ()

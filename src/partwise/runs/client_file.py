@@ -10,7 +10,7 @@ import numpy as np
 
 from partwise.data.ids import look_up, typed
 from partwise.data.reading import naming
-from partwise.data.store import ClientStore, group_rows
+from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
 from partwise.data.table import column_names, is_delimited, list_columns, read_table
 from partwise.types import UserError, counted, unknown
 
@@ -25,12 +25,26 @@ class ClientFile(NamedTuple):
     unknown: dict[str, int]  # column -> rows that name a key which the model does not have
 
 
+class Source(NamedTuple):
+    """What the training data was like, which a client's own table must be like too."""
+
+    vocabularies: Mapping[str, np.ndarray]  # the source id of every key, by column
+    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in a column
+    client: str  # the column of clients
+
+
+def source_of(store: ClientStore) -> Source:
+    """Of a store of training clients."""
+    shapes = {name: values.shape[1:] for name, values in store.columns.items()}
+    return Source(store.vocabularies, shapes, str(store.info.get(CLIENT_COLUMN, "user")))
+
+
 class Form(NamedTuple):
     """How a client's table is read for a model."""
 
     names: Mapping[str, str]  # column of the model -> of the file
     vocabularies: Mapping[str, np.ndarray]
-    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in the model's columns, where they are known
+    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in the model's columns
     client_column: str | None  # of the file; says whose rows those are
     dialect: Mapping[str, Any]  # of text files
 

@@ -29,6 +29,7 @@ from partwise.checkpoint import (
 )
 from partwise.config.settings import Config, read_toml
 from partwise.runs import lock, records
+from partwise.runs.client_file import Source
 from partwise.runs.document import to_plain
 from partwise.types import RunWarning, UserError
 
@@ -90,13 +91,15 @@ class Folder:
         self,
         config: Config,
         options: Mapping[str, Any],
-        vocabularies: Mapping[str, np.ndarray],
+        source: Source,
         begun: Mapping[str, Any],
     ) -> None:
         """A new run: refuses a folder that holds one already. `begun` is what must not change when it goes on."""
         self.check_free()
         save_json(self.path / "model.json", to_plain(options))
-        save_json(self.path / "vocabularies.json", {n: v.tolist() for n, v in vocabularies.items()})
+        ids = {name: values.tolist() for name, values in source.vocabularies.items()}
+        told = {"ids": ids, "shapes": to_plain(source.shapes), "client": source.client}
+        save_json(self.path / "vocabularies.json", told)
         save_json(self.path / "start.json", to_plain({**begun, "run": identity(config, begun)}))
         self.save_config(config)
 
@@ -147,10 +150,11 @@ class Folder:
         """What rebuilds the run's model without its data."""
         return load_json(self.path / "model.json")
 
-    def vocabularies(self) -> dict[str, np.ndarray]:
-        """The source id of every key, by column."""
+    def source(self) -> Source:
+        """What the training data was like: ids, shapes, the column of clients."""
         found = load_json(self.path / "vocabularies.json")
-        return {name: np.asarray(ids) for name, ids in found.items()}
+        ids = {name: np.asarray(each) for name, each in found["ids"].items()}
+        return Source(ids, {name: tuple(shape) for name, shape in found["shapes"].items()}, found["client"])
 
     # Rounds
 

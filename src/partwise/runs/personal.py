@@ -19,10 +19,9 @@ from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
-from partwise.data.vocabularies import Vocabularies
 from partwise.device import Device, send
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.runs.client_file import ClientFile, Form, read_client_file, readable
+from partwise.runs.client_file import ClientFile, Form, Source, read_client_file, readable
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import entry_of
 from partwise.runs.sanity import check_finite
@@ -33,17 +32,13 @@ from partwise.types import UserError
 class Personal:
     """A trained model on one client."""
 
-    def __init__(
-        self, config: Config, setting: Setting, params: Mapping[str, Any], vocabularies: Mapping[str, Any]
-    ):
+    def __init__(self, config: Config, setting: Setting, params: Mapping[str, Any], source: Source):
         setting = judged_setting(setting, config)
-        self.setting, self.vocabularies = setting, vocabularies
-        known = vocabularies if isinstance(vocabularies, Vocabularies) else Vocabularies(vocabularies)
-        self.shapes = known.shapes | dict(setting.shapes)
+        self.setting, self.vocabularies, self.shapes = setting, source.vocabularies, source.shapes
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
         }  # in the user's files
-        self.client_column = str(config.data.get("client") or known.client or "user")
+        self.client_column = str(config.data.get("client", source.client))
         self.dialect = {name: config.data[name] for name in ("delimiter", "encoding") if name in config.data}
         self.params = setting.partition.server_leaves(params)
         check_finite("the model", self.params)
@@ -57,7 +52,7 @@ class Personal:
         folder = Folder(run)
         config = folder.config()
         setting = entry_of(config.task).settings(**folder.model_options())[0]
-        return cls(config, setting, folder.model(), folder.vocabularies())
+        return cls(config, setting, folder.model(), folder.source())
 
     @cached_property
     def digest(self) -> str:

@@ -133,7 +133,7 @@ def reopened(
     if task is None:
         entry_of(saved.task)
     loaded, config = resolve(task or saved.task, data, changes, recorded=saved.flat())
-    for name, ids in folder.vocabularies().items():
+    for name, ids in folder.source().vocabularies.items():
         if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
             raise UserError(
                 f"column '{name}' of the data has other ids than when the run in '{folder.path}' was trained: "

@@ -18,6 +18,7 @@ from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
+from partwise.runs.client_file import source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
@@ -95,7 +96,7 @@ class Run(NamedTuple):
     @property
     def personal(self) -> Personal:
         """The trained model for one client, which rebuilds and uses its local part offline."""
-        return Personal(self.config, self.task.personal, self.params, self.task.train.vocabularies)
+        return Personal(self.config, self.task.personal, self.params, source_of(self.task.train))
 
 
 def train(
@@ -246,7 +247,7 @@ def recording(
     new = not folder.exists()
     if new:
         begun = {"lanes": simulation.lanes, "device": device_words(), "data": fingerprint(task)}
-        folder.start(config, task.options, task.train.vocabularies, begun)
+        folder.start(config, task.options, source_of(task.train), begun)
     else:
         _go_on(folder, simulation)
         folder.save_config(config)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from partwise.plugins import Lazy, find, find_all, names
-from partwise.tasks import clicks, liked, movielens, planted, ratings, sentiment, tags
 from partwise.tasks.base import (
     PAPER,
     Entry,
@@ -22,81 +21,32 @@ from partwise.tasks.base import (
     takes_any_option,
     with_preset,
 )
-from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError, nearest
 
 GROUP = "partwise.tasks"  # of entry points
 
 TASKS: dict[str, Entry | Lazy] = {
-    "planted": Entry(
-        "ratings from a planted truth; needs no data",
-        planted.load,
-        ratings.settings,
-        ratings.DEFAULTS | planted.DEFAULTS,
-        example=ratings.EXAMPLE,
+    "planted": Lazy("ratings from a planted truth; needs no data", "partwise.tasks.planted:PLANTED"),
+    "movielens": Lazy(
+        "MovieLens ratings, unseen users (FedRecon, Table 1)", "partwise.tasks.movielens:MOVIELENS"
     ),
-    "movielens": Entry(
-        "MovieLens ratings, unseen users (FedRecon, Table 1)",
-        movielens.load,
-        ratings.settings,
-        ratings.DEFAULTS,
-        ratings.PRESETS,
-        ratings.EXAMPLE,
+    "movielens-seen": Lazy("MovieLens ratings, seen users, by time", "partwise.tasks.movielens:SEEN"),
+    "movielens-liked": Lazy(
+        "MovieLens: does a user like a movie? (FedSubAvg, section 5)", "partwise.tasks.liked:LIKED"
     ),
-    "movielens-seen": Entry(
-        "MovieLens ratings, seen users, by time",
-        movielens.load_seen,
-        ratings.settings,
-        ratings.DEFAULTS_SEEN,
-        ratings.PRESETS_SEEN,
-        ratings.EXAMPLE,
-    ),
-    "movielens-liked": Entry(
-        "MovieLens: does a user like a movie? (FedSubAvg, section 5)",
-        liked.load,
-        liked.settings,
-        liked.DEFAULTS,
-        liked.PRESETS,
-        liked.EXAMPLE,
-    ),
-    "ratings": Entry(
-        "your own table of user, item, rating",
-        ratings.load,
-        ratings.settings,
-        ratings.DEFAULTS,
-        ratings.PRESETS,
-        ratings.EXAMPLE,
-    ),
-    "tags": Entry(
+    "ratings": Lazy("your own table of user, item, rating", "partwise.tasks.ratings:RATINGS"),
+    "tags": Lazy(
         "Stack Exchange or Stack Overflow posts to tags (Federated Select, Figure 2)",
-        tags.load,
-        tags.settings,
-        tags.DEFAULTS,
-        tags.PRESETS,
-        tags.EXAMPLE,
+        "partwise.tasks.tags:TAGS",
     ),
-    "tags-planted": Entry(
-        "generated posts to tags, at any size",
-        tags.load_generated,
-        tags.settings,
-        tags.DEFAULTS,
-        example=tags.EXAMPLE,
-    ),
-    "sentiment": Entry(
+    "tags-planted": Lazy("generated posts to tags, at any size", "partwise.tasks.tags:PLANTED"),
+    "sentiment": Lazy(
         "tweets (Sentiment140) or Amazon reviews, positive or not, LSTM (FedSubAvg, section 5.1)",
-        sentiment.load,
-        sentiment.settings,
-        sentiment.DEFAULTS,
-        sentiment.PRESETS,
-        sentiment.EXAMPLE,
+        "partwise.tasks.sentiment:SENTIMENT",
     ),
-    "clicks": Entry(
+    "clicks": Lazy(
         "Amazon ratings as clicks, deep interest network (FedSubAvg, section 5)",
-        clicks.load,
-        clicks.settings,
-        clicks.DEFAULTS,
-        clicks.PRESETS,
-        clicks.EXAMPLE,
+        "partwise.tasks.clicks:CLICKS",
     ),
     "handwriting": Lazy(
         "MNIST by writer, CNN or 2NN (Federated Select, Tables 2 and 3)",
@@ -174,6 +124,5 @@ __all__ = [
     "is_named",
     "keyword_options",
     "load_task",
-    "ratings_task",
     "with_preset",
 ]

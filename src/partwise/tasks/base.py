@@ -53,7 +53,6 @@ class Setting(NamedTuple):
     partition: Partition
     columns: tuple[str, ...]
     own_spaces: tuple[str, ...] = ()  # key spaces in which every client has rows of its own
-    shapes: Mapping[str, tuple[int, ...]] = {}  # of a row's value in a column, where that is known
 
 
 def best_unknown(split: Split | None) -> Mapping[str, float]:

@@ -19,7 +19,7 @@ from partwise.data.loaders import amazon_clicks
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Setting, Task, fitted
+from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Entry, Setting, Task, fitted
 from partwise.types import Limits
 
 ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
@@ -129,3 +129,6 @@ def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, 
     given = fitted(DEFAULTS, train)
     task = Task("clicks", train, validation, test, personal, stateful, options, given, seen=True)
     return task._replace(presets=presets)
+
+
+CLICKS = Entry("clicks", load, settings, DEFAULTS, PRESETS, EXAMPLE)

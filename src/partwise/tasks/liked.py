@@ -16,14 +16,14 @@ import numpy as np
 import optax
 
 from partwise.data import holdout
-from partwise.data.loaders import movielens_ratings as movielens
+from partwise.data.loaders import movielens_ratings
 from partwise.data.loaders.movielens_users import AGES, GENDERS, with_users
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import PAPER, SEEDS, SUBMODEL_DEFAULTS, Setting, Task, fitted
+from partwise.tasks.base import PAPER, SEEDS, SUBMODEL_DEFAULTS, Entry, Setting, Task, fitted
 
-LIKED = 4  # stars, at least
+LIKED_STARS = 4  # at least
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 50}
 PRESETS = {PAPER: DEFAULTS}
 EXAMPLE = {"num_features": 2}
@@ -65,7 +65,7 @@ def load(
 ) -> Task:
     """Seen users: 80 % of each user's ratings, at random, train. The paper tests on the other 20 %; here half of
     them validate, so that nothing is chosen by looking at the test examples."""
-    store = with_features(with_users(movielens.load(data, size), data, size))
+    store = with_features(with_users(movielens_ratings.load(data, size), data, size))
     train, validation, test = holdout.by_example(store.select(("features", "liked")), seed=seed)
     options = {"num_features": store.num_keys("features")}
     personal, stateful = settings(**options)
@@ -89,6 +89,9 @@ def with_features(store: ClientStore) -> ClientStore:
     ):
         features.append(len(names) + keys)
         names += words
-    liked = (store.columns["rating"] >= LIKED).astype(np.float32)
+    liked = (store.columns["rating"] >= LIKED_STARS).astype(np.float32)
     wide = store.with_columns(features=np.stack(features, axis=1).astype(np.int32), liked=liked)
     return dataclasses.replace(wide, vocabularies={**wide.vocabularies, "features": np.array(names)})
+
+
+LIKED = Entry("movies that are liked", load, settings, DEFAULTS, PRESETS, EXAMPLE)

@@ -13,7 +13,8 @@ from partwise.data.generated.planted_ratings import PlantedRatings, open_planted
 from partwise.data.generated.rating_law import oracle
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore
-from partwise.tasks.base import COUNTS, SEEDS, Task, check_memory, takes_options_of
+from partwise.tasks import ratings
+from partwise.tasks.base import COUNTS, SEEDS, Entry, Task, check_memory, takes_options_of
 from partwise.tasks.ratings import ratings_task
 from partwise.types import Limits, UserError
 
@@ -82,3 +83,8 @@ def best_reachable(planted: PlantedRatings, test: ClientStore, split: Split | No
 
 def _indices(subset: Subset) -> Any:
     return lambda n: subset.index(np.arange(subset.count(n)), n)
+
+
+PLANTED = Entry(
+    "planted ratings", load, ratings.settings, ratings.DEFAULTS | DEFAULTS, example=ratings.EXAMPLE
+)

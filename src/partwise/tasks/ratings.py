@@ -14,9 +14,18 @@ from partwise.data.delimited import UTF8
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import read_table
-from partwise.data.vocabularies import CLIENT_COLUMN
 from partwise.model.partition import Initial, keyed, local, partition
-from partwise.tasks.base import COUNTS, PAPER, SEEDS, Setting, Task, check_limits, fitted, takes_options_of
+from partwise.tasks.base import (
+    COUNTS,
+    PAPER,
+    SEEDS,
+    Entry,
+    Setting,
+    Task,
+    check_limits,
+    fitted,
+    takes_options_of,
+)
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import Limits, UserError, unknown
 
@@ -86,10 +95,9 @@ def settings(
     """(users' parameters local, or in tables keyed by user); items keyed in both."""
     make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
     personal, stateful = make(), make(num_users=num_users)
-    columns, single = ("item", "rating"), {"item": (), "rating": ()}
-    roles = partition(personal, {"user*": local(initial), "item*": keyed("item")})
+    columns = ("item", "rating")
     return (
-        Setting(personal, roles, columns, shapes=single),
+        Setting(personal, partition(personal, {"user*": local(initial), "item*": keyed("item")}), columns),
         Setting(
             stateful,
             partition(stateful, {"user*": keyed("user"), "item*": keyed("item")}),
@@ -125,8 +133,6 @@ def ratings_task(
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     check_limits(ratings_task, loaded)
-    client = store.info.get(CLIENT_COLUMN, CLIENT)
-    loaded |= {"client": client} if client != CLIENT else {}
     for column in ("item", "rating"):
         if column not in store.columns:
             raise unknown("column (a table of ratings has item and rating)", column, store.columns)
@@ -213,3 +219,6 @@ def _check_distinct(named: Mapping[str, str]) -> None:
                 f"the options data.{other} and data.{option} both name the column '{column}': give each its own, "
                 f"as in --set data.{option}=NAME (in Python, {option}=...)"
             )
+
+
+RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE)

@@ -22,7 +22,7 @@ from partwise.data.text.labelled import split_sentiment_stores
 from partwise.model.lstm import init_lstm, lstm
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import COUNTS, PAPER, SEEDS, SIZES, SUBMODEL_DEFAULTS, Setting, Task, fitted
+from partwise.tasks.base import COUNTS, PAPER, SEEDS, SIZES, SUBMODEL_DEFAULTS, Entry, Setting, Task, fitted
 from partwise.types import Limits, UserError
 
 # The paper's batch size and rate are in an appendix that is not at hand. Ours were tried on musical instruments.
@@ -153,3 +153,6 @@ def _is_json(file: Path) -> bool:
     choose = lambda names: sentiment140.training_member(names) or json_lines.only_member(names)
     with open_packed(file, choose, f"{sentiment140.MEMBER} or {json_lines.MEMBER}") as source:
         return source.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+
+
+SENTIMENT = Entry("sentiment", load, settings, DEFAULTS, PRESETS, EXAMPLE)

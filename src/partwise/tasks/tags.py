@@ -23,6 +23,7 @@ from partwise.tasks.base import (
     SEEDS,
     SELECT_DEFAULTS,
     SIZES,
+    Entry,
     Setting,
     Task,
     check_memory,
@@ -128,3 +129,7 @@ def tags_task(name: str, train: ClientStore, validation: ClientStore, test: Clie
     presets = {preset: fitted(each, train) for preset, each in PRESETS.items()}
     task = Task(name, train, validation, test, personal, stateful, options, fitted(DEFAULTS, train))
     return task._replace(presets=presets)
+
+
+TAGS = Entry("posts to tags", load, settings, DEFAULTS, PRESETS, EXAMPLE)
+PLANTED = Entry("generated posts to tags", load_generated, settings, DEFAULTS, example=EXAMPLE)

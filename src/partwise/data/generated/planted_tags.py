@@ -78,7 +78,7 @@ class Tags:
         return 2 * self.tags_per_example - 1
 
 
-class Truth(NamedTuple):
+class TagTruth(NamedTuple):
     """score[tag] = sum over a post's words of word_factors[word] . tag_factors[:, tag], + popularity[tag]."""
 
     word_factors: np.ndarray  # [words + 1, RANK] float32; the last row is 0, and -1 (nothing) names it
@@ -145,17 +145,17 @@ def best_recall(store: ClientStore, at: int = 5) -> float:
     return found / max(total, 1)
 
 
-def plant_tags(arguments: Tags) -> Truth:
+def plant_tags(arguments: Tags) -> TagTruth:
     rng = stream(arguments.seed, SCORES)
     words = rng.standard_normal((arguments.num_words + 1, RANK), np.float32)
     words /= np.sqrt(arguments.words_per_example)
     words[-1] = 0
     tags = rng.standard_normal((RANK, arguments.num_tags), np.float32) * np.float32(STRENGTH / np.sqrt(RANK))
     popularity = -POPULARITY * np.log(np.arange(1, arguments.num_tags + 1))
-    return Truth(words, tags, popularity.astype(np.float32))
+    return TagTruth(words, tags, popularity.astype(np.float32))
 
 
-def tag_scores(truth: Truth, words: np.ndarray) -> np.ndarray:
+def tag_scores(truth: TagTruth, words: np.ndarray) -> np.ndarray:
     """The planted scores of all tags, [N, tags] float32."""
     return truth.word_factors[words].sum(axis=1) @ truth.tag_factors + truth.popularity
 

@@ -30,7 +30,7 @@ MNIST_COUNTS = {"train": (539, 60_000), "test": (297, 10_000)}  # writers, image
 EMNIST_URL = "https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma"
 
 
-class Release(NamedTuple):
+class MnistFiles(NamedTuple):
     """One of the two forms in which TFF distributes EMNIST; labels are digits, then A..Z, then a..z."""
 
     num_classes: int
@@ -40,8 +40,8 @@ class Release(NamedTuple):
 
 
 RELEASES = {
-    False: Release(62, "all", "fed_emnist", {"train": (3400, 671_585), "test": (3400, 77_483)}),
-    True: Release(
+    False: MnistFiles(62, "all", "fed_emnist", {"train": (3400, 671_585), "test": (3400, 77_483)}),
+    True: MnistFiles(
         10, "digits_only", "fed_emnist_digitsonly", {"train": (3383, 341_873), "test": (3383, 40_832)}
     ),
 }
@@ -101,7 +101,7 @@ def load_emnist(
 
 
 def _load_part(
-    file: Path, split: str | None, part: str, release: Release, source: Path, out: Path | None
+    file: Path, split: str | None, part: str, release: MnistFiles, source: Path, out: Path | None
 ) -> ClientStore:
     where = source if split else file
     clients = tff.read_clients(file, split, ("pixels", "label"))
@@ -187,7 +187,7 @@ def _counts(writers: int, images: int, published: tuple[int, int]) -> dict[str, 
     return {"writers": writers, "images": images, "published_counts": (writers, images) == published}
 
 
-def _split(there: list[str], release: Release, part: str, source: Path) -> str:
+def _split(there: list[str], release: MnistFiles, part: str, source: Path) -> str:
     """TFF's own name (`all_train`), or the plain one if the file has only that."""
     for name in (f"{release.split}_{part}", part):
         if name in there:
