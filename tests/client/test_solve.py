@@ -204,7 +204,7 @@ def test_losses_without_a_closed_form_are_refused(clients, loss, groups):
         r"least squares in the " + " and ".join(groups) + r" part, but this loss is not.*Use gradient steps"
     )
     with pytest.raises(UserError, match=words):
-        solve.check_quadratic(client, begin(client), groups)
+        solve.check_quadratic(client, groups)
 
 
 def test_losses_with_a_gradient_of_their_own_are_refused_too(clients):

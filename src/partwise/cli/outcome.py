@@ -95,7 +95,7 @@ def _keep_compiled_programs() -> None:
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(cache, "partwise", "jax")
-        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
 
 
 def _plain(value: object) -> object:

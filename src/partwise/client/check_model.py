@@ -8,13 +8,13 @@ client's whole slice, and on a slice of exactly its size.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.client.batches import Schedule, draw
+from partwise.client.batches import Drawn, Schedule, draw
 from partwise.client.split import everything
 from partwise.client.state import Client, batch_loss, begin, outputs_of, read
 from partwise.model.partition import Partition
@@ -34,7 +34,6 @@ def check_model(client: Client) -> None:
     if not int(client.examples.count):
         return
     _check_weights(client)
-    client = _shaken(client)
     for space in client.partition.spaces:
         if not client.partition.is_whole(space):
             _check_rows(client, space)
@@ -43,8 +42,13 @@ def check_model(client: Client) -> None:
 
 
 def _check_weights(client: Client) -> None:
-    _, need = read(client, begin(client), draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
-    weights = np.asarray(client.model.weight(need.batch))[np.asarray(need.mask)]
+    @jax.jit
+    def weighed() -> tuple[jax.Array, jax.Array]:
+        _, need = read(client, begin(client), _first(client))
+        return client.model.weight(need.batch), need.mask
+
+    weights, real = map(np.asarray, weighed())
+    weights = weights[real]
     wrong = weights[~(np.isfinite(weights) & (weights >= 0))]
     if len(wrong):
         raise UserError(
@@ -54,8 +58,9 @@ def _check_weights(client: Client) -> None:
 
 
 def _check_rows(client: Client, space: str) -> None:
-    few = _value(client, _judged)
-    all_of_them = _value(client._replace(partition=_as_whole(client.partition, space)), _judged)
+    client = _shaken(client)
+    whole = client._replace(partition=_as_whole(client.partition, space))
+    few, all_of_them = _values([client, whole], _judged)
     if not _same(few, all_of_them):
         raise not_whole(
             space, f"loss is {few:.6g} with the rows that they name and {all_of_them:.6g} with all. {NOWHERE}"
@@ -63,11 +68,12 @@ def _check_rows(client: Client, space: str) -> None:
 
 
 def _check_padding(client: Client, space: str) -> None:
+    client = _shaken(client)
     exact, filled = _resized(client, space, 0), _resized(client, space, PADDING)
-    loss = _trained
-    if not _same(_value(exact, loss), _value(exact._replace(rng=child(client.rng, "other")), loss)):
-        loss = _judged  # a random training loss may draw otherwise for another number of rows
-    before, after = _value(exact, loss), _value(filled, loss)
+    other = exact._replace(rng=child(client.rng, "other"))
+    before, after, again = _values([exact, filled, other], _trained)
+    if not _same(before, again):  # a random training loss may draw otherwise for another number of rows
+        before, after = _values([exact, filled], _judged)
     if not _same(before, after):
         raise UserError(
             f"clients have different numbers of keys of space '{space}', so some slices are filled up with rows "
@@ -115,7 +121,7 @@ def _resized(client: Client, space: str, padding: int) -> Client:
 def _judged(client: Client) -> jax.Array:
     """The mean loss of the first examples, as they are judged."""
     progress = begin(client)
-    rows, need = read(client, progress, draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
+    rows, need = read(client, progress, _first(client))
     outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
     losses = jnp.where(need.mask, client.model.loss(outputs, need.batch), 0)
     return jnp.sum(losses, dtype=jnp.float32) / jnp.maximum(need.mask.sum(), 1)
@@ -124,12 +130,17 @@ def _judged(client: Client) -> jax.Array:
 def _trained(client: Client) -> jax.Array:
     """The mean loss of the first examples, as steps minimise it."""
     progress = begin(client)
-    rows, need = read(client, progress, draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0)))
+    rows, need = read(client, progress, _first(client))
     return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "step"))[0]
 
 
-def _value(client: Client, loss: Callable[[Client], jax.Array]) -> float:
-    return float(jax.jit(lambda: loss(client))())
+def _first(client: Client) -> Drawn:
+    return draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0))
+
+
+def _values(clients: Sequence[Client], loss: Callable[[Client], jax.Array]) -> list[float]:
+    """In one program: people wait for it."""
+    return [float(value) for value in jax.jit(lambda: [loss(client) for client in clients])()]
 
 
 def _same(a: float, b: float) -> bool:

@@ -16,7 +16,7 @@ from partwise.client.batches import Schedule
 from partwise.client.fit import ClientOptimizer, fit
 from partwise.client.solve import check_quadratic, solve
 from partwise.client.split import Subset
-from partwise.client.state import Client, Progress, anchor, begin, total_weight
+from partwise.client.state import Client, Progress, anchor, total_weight
 from partwise.types import UserError
 
 Reconstruct = Callable[[Client, Progress, Subset], Progress]
@@ -53,7 +53,7 @@ def by_solving(pull: Any, batch_size: int = 32) -> Reconstruct:
 
 def check_solvable(client: Client) -> None:
     """Raise unless this client's loss is least squares in the local part."""
-    check_quadratic(client, begin(client), ("local",))
+    check_quadratic(client, ("local",))
 
 
 def skip() -> Reconstruct:

@@ -26,6 +26,7 @@ from partwise.client.state import (
     Progress,
     anchor,
     batch_loss,
+    begin,
     get_parts,
     put_parts,
     read,
@@ -114,30 +115,30 @@ def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
     return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "solve"))[1].value
 
 
-def _precision(progress: Progress, groups: tuple[Group, ...]) -> float:
-    """The rounding error of the least precise of these parameters."""
-    leaves = jax.tree_util.tree_leaves(get_parts(progress, groups))
-    return max((float(jnp.finfo(leaf.dtype).eps) for leaf in leaves), default=0.0)
-
-
-def check_quadratic(client: Client, progress: Progress, groups: tuple[Group, ...]) -> None:
+def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
     """Raise unless the loss of this client's first examples is quadratic in the groups."""
-    if "keyed" in groups:
-        progress = with_deltas(client, progress)
-    x0, rebuild = _raveled(progress, groups)
-    drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
 
-    def loss(x: jax.Array) -> jax.Array:
-        return _total_loss(client, put_parts(progress, rebuild(x)), drawn)
+    def departure() -> jax.Array:
+        progress = with_deltas(client, begin(client)) if "keyed" in groups else begin(client)
+        x0, rebuild = _raveled(progress, groups)
+        drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
+        loss = lambda x: _total_loss(client, put_parts(progress, rebuild(x)), drawn)
+        v = jax.random.normal(child(client.rng, "check"), x0.shape)
+        gradient = jax.grad(loss)  # no second derivative: a loss that has none must be told so, not fail
+        change = gradient(x0 + v) - gradient(x0)
+        linear = (gradient(x0 + 2 * v) - gradient(x0)) / 2
+        return jnp.linalg.norm(change - linear) / (jnp.linalg.norm(change) + 1e-12)
 
-    v = jax.random.normal(child(client.rng, "check"), x0.shape)
-    gradient = jax.grad(loss)  # no second derivative: a loss that has none must be told so, not fail
-    change = gradient(x0 + v) - gradient(x0)
-    linear = (gradient(x0 + 2 * v) - gradient(x0)) / 2
-    error = jnp.linalg.norm(change - linear) / (jnp.linalg.norm(change) + 1e-12)
-    if not error < max(1e-3, 8 * _precision(progress, groups)):
+    error = jax.jit(departure)()  # one program: operations on their own would each be compiled
+    if not error < max(1e-3, 8 * _precision(client)):
         raise UserError(
             f"the closed form needs a loss that is least squares in the {' and '.join(groups)} part, but this "
-            f"loss is not: its gradient departs from a straight line by {float(error):.2g} of its "
-            f"length. Use gradient steps."
+            f"loss is not: its gradient departs from a straight line by {float(error):.2g} of its length. Use "
+            f"gradient steps."
         )
+
+
+def _precision(client: Client) -> float:
+    """The rounding error of the least precise of a model's parameters."""
+    types = [leaf.dtype for leaf in client.partition.shapes.values()]
+    return max(float(jnp.finfo(each).eps) for each in types if jnp.issubdtype(each, jnp.floating))

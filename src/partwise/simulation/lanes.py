@@ -39,17 +39,18 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
     remembered = _remembered(name)
     if remembered:
         return make(remembered)
-    lane_bytes = make(1).lane_bytes()
+    best = make(CPU_LANES[0])
+    lane_bytes = best.lane_bytes()
     on_cpu = LARGE_CPU_LANES if fills_a_core(lane_bytes) else CPU_LANES
     candidates = on_cpu if jax.default_backend() == "cpu" else ACCELERATOR_LANES
     most = _memory() // (4 * lane_bytes)
     candidates = [lanes for lanes in candidates if lanes <= most] or [1]
     began, others = time.perf_counter(), _others()
-    best, seconds = _timed(make, candidates[0])
+    best, seconds = _timed(best if best.lanes == candidates[0] else make(candidates[0]))
     if seconds * num_rounds < WORTH_SECONDS:
         return best
     for lanes in candidates[1:]:
-        other, other_seconds = _timed(make, lanes)
+        other, other_seconds = _timed(make(lanes))
         if other_seconds < seconds:
             best, seconds = other, other_seconds
     if abs(_others() - others) <= QUIET * (time.perf_counter() - began):
@@ -76,9 +77,8 @@ def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
 
 
-def _timed(make: Callable[[int], Simulation], lanes: int) -> tuple[Simulation, float]:
+def _timed(simulation: Simulation) -> tuple[Simulation, float]:
     """Seconds of a round, the best of three if it is short, on a simulation that is then as it was."""
-    simulation = make(lanes)
     first = simulation.rehearse()
     return simulation, first if first > LONG_ROUND else min(simulation.rehearse() for _ in range(3))
 

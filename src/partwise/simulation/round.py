@@ -218,6 +218,23 @@ def one_round(
     return state, Outcome(total.clients, total.weight, total.loss, finite, weights, broken, keep)
 
 
+def _nothing_yet(plan: Plan) -> Outcome:
+    """Room for the outcomes of all rounds of a plan. `eval_shape` could tell their shapes, but it would trace the
+    round a second time."""
+    number = jnp.zeros(plan.longest.shape[0])
+    slots = jnp.zeros(plan.slots.count.shape)
+    keep = {path: jnp.zeros_like(kept) for path, kept in plan.slots.kept.items()}
+    return Outcome(
+        clients=number,
+        weight=number,
+        loss=Sums(number, number),
+        finite=number.astype(bool),
+        weights=slots,
+        broken=slots.astype(bool),
+        keep=keep,
+    )
+
+
 def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False) -> Any:
     """A jitted `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
@@ -242,10 +259,7 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
             state, outcome = turn(carry[0], i)
             return state, jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), carry[1], outcome)
 
-        shapes = jax.eval_shape(lambda s: turn(s, jnp.zeros((), jnp.int32))[1], state)
-        most = plan.longest.shape[0]
-        nothing = jax.tree_util.tree_map(lambda x: jnp.zeros((most, *x.shape), x.dtype), shapes)
-        return jax.lax.fori_loop(0, num_rounds, body, (state, nothing))
+        return jax.lax.fori_loop(0, num_rounds, body, (state, _nothing_yet(plan)))
 
     def on_device(rates, state, shelf, plan, rng, first, num_rounds):
         squeeze = lambda axis: lambda x: jnp.squeeze(x, axis)  # the device axis, 1 long inside shard_map
