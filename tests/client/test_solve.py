@@ -219,7 +219,7 @@ def test_losses_with_a_gradient_of_their_own_are_refused_too(clients):
 
 def test_least_squares_is_accepted(clients):
     assert reconstruct.check_solvable(clients["learned"]) is None
-    assert solve.check_quadratic(clients["zero"], begin(clients["zero"]), ("shared", "keyed")) is None
+    assert solve.check_quadratic(clients["zero"], ("shared", "keyed")) is None
 
 
 def test_closed_form_update_with_a_learned_default_is_refused(clients):

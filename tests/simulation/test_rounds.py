@@ -260,3 +260,13 @@ def test_an_aggregator_that_ignores_padding_counts_no_empty_lane(biased_model, m
     check_algorithm(build, {"update": 0.1, "server": 1.0}, store, lanes=(4,))
     [[record]] = Simulation(build, {"update": 0.1, "server": 1.0}, store, Recruiting(5), lanes=4).run(1)
     assert record.clients == 5
+
+
+@pytest.mark.parametrize("backend", [Simulation, PlainSimulation])
+def test_a_restart_is_a_new_run(backend, builds, store):
+    """With another seed and other rates, as if it had been made with them."""
+    again = backend(builds["solving"], RATES, store, RECRUITING, seed=1)
+    finish(again, 1)
+    again.restart(2, {"update": 0.05})
+    fresh = backend(builds["solving"], RATES | {"update": 0.05}, store, RECRUITING, seed=2)
+    assert_same(finish(again, 1)[0], finish(fresh, 1)[0], 1e-6)

@@ -22,7 +22,6 @@ from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
 from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
-from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task
 from partwise.types import UserError
 
@@ -83,8 +82,6 @@ def _train(
     """The values of every metric, one for each seed; a training that diverges is an error."""
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
-    if not isinstance(simulation, Simulation):
-        raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
     evaluate = make_evaluator(prepared, config, task.test)
     judges = {k: judge(task, config, store, k) for k, store in rich.items()}
     found: dict[str, list[float]] = {}

@@ -23,9 +23,7 @@ from partwise.papers.study import once, tune
 from partwise.runs.sweep import RATES, grid_of
 from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
-from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task, load_task
-from partwise.types import UserError
 
 TASK, METRIC = "next-word-lstm", "accuracy_no_oov_or_eos"
 VOCABULARIES, BUCKETS = (1000, 5000, 10_000), 500
@@ -207,8 +205,6 @@ class Desk:
     def _learn(self, training: Training, task: Task, config: Config) -> Learned:
         began, show = time.perf_counter(), self._show(f"{training.name}, {task.options['num_words']:,} words")
         simulation = make_simulation(prepare(task, config), config)
-        if not isinstance(simulation, Simulation):
-            raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
         evaluators = {row.name: _evaluator(task, config.changed(row.changes)) for row in training.rows}
         looks = np.unique(np.linspace(0, config.rounds, POINTS + 1)[1:].astype(int)).tolist()
         tests: dict[str, list[Any]] = {row.name: [] for row in training.rows}

@@ -20,8 +20,8 @@ from partwise.papers.study import once
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES
 from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
+from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
-from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, Task, load_task
 from partwise.types import UserError
 
@@ -245,7 +245,7 @@ class TrainedCurve:
 
     def __init__(self, comparison: Comparison, config: Config):
         self.comparison, self.config = comparison, config
-        self._made: tuple[Simulation, Evaluator, Any] | None = None
+        self._made: tuple[Backend, Evaluator, Any] | None = None
 
     def __call__(self, seed: int, rates: Mapping[str, float], part: str) -> dict[str, Any]:
         """The curve (past where it diverges: the worst there is), and the median time of a round."""
@@ -266,11 +266,9 @@ class TrainedCurve:
         found += [case.worst] * (len(rounds) - len(found))
         return {"curve": found, "seconds_per_round": float(np.median(spent))}
 
-    def _make(self) -> tuple[Simulation, Evaluator, Any]:
+    def _make(self) -> tuple[Backend, Evaluator, Any]:
         prepared = prepare(self.comparison.task, self.config)
         simulation = make_simulation(prepared, self.config)
-        if not isinstance(simulation, Simulation):
-            raise UserError("this is measured with the compiled backend: leave simulation.backend as it is")
         stores = dict.fromkeys((self.comparison.case.part, self.comparison.case.tuned))
         evaluate = make_evaluator(
             prepared, self.config, *(getattr(self.comparison.task, part) for part in stores)

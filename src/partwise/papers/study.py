@@ -25,7 +25,6 @@ from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES, grid_of
 from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
 from partwise.simulation.evaluator import Evaluator
-from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
@@ -109,8 +108,6 @@ def tune(
         return grid_of(grid)[0], []
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
-    if not isinstance(simulation, Simulation):
-        raise UserError("rates are tuned with the compiled backend: leave simulation.backend as it is")
     evaluate, tried = make_evaluator(prepared, config, task.validation), []
     for changes in grid_of(grid):
         simulation.restart(config.seed, {RATES[key]: value for key, value in changes.items()})
@@ -140,8 +137,6 @@ def run_trials(
     config = config.changed(variant.changes)
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
-    if not isinstance(simulation, Simulation):
-        raise UserError("trials run with the compiled backend: leave simulation.backend as it is")
     judge = evaluate.of(task.test.select(prepared.evaluated.columns))
     every = min(config.simulation.evaluate_every or config.rounds, config.rounds)
     curves, tests, sent, asked = [], [], 0, 0

@@ -36,6 +36,7 @@ from partwise.runs.resolve import (
 from partwise.runs.sanity import check_cohort, check_fit, check_going, check_model
 from partwise.runs.summary import device_words, judged, nobody_judged, summarize_run, tell_not_finite
 from partwise.runs.tally import Tally
+from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.simulation.lanes import choose_lanes
@@ -200,7 +201,7 @@ def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
 
 
 def _rounds(
-    simulation: Simulation | PlainSimulation,
+    simulation: Backend,
     evaluate: Evaluator,
     config: Config,
     recorder: Recorder,
@@ -236,9 +237,7 @@ def _lanes_of(folder: Folder | None) -> int:
 
 
 @contextmanager
-def recording(
-    folder: Folder | None, task: Task, config: Config, simulation: Simulation | PlainSimulation
-) -> Iterator[Recorder]:
+def recording(folder: Folder | None, task: Task, config: Config, simulation: Backend) -> Iterator[Recorder]:
     """Begin a run's folder, or go on with the run that is there. Of a new run that fails before any client counted
     nothing is left."""
     if folder is None:
@@ -260,7 +259,7 @@ def recording(
         raise
 
 
-def _go_on(folder: Folder, simulation: Simulation | PlainSimulation) -> None:
+def _go_on(folder: Folder, simulation: Backend) -> None:
     before = folder.begun()["device"]
     if before != device_words():
         warnings.warn(
@@ -279,7 +278,7 @@ def _next(round_number: int, every: int) -> int:
     return (round_number // every + 1) * every if every > 0 else sys.maxsize
 
 
-def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Simulation | PlainSimulation:
+def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:
     """The backend that the configuration names; lanes measured unless they are given."""
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
     if config.simulation.backend == "plain":

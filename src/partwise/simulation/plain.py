@@ -113,10 +113,16 @@ class PlainSimulation:
         seed: int = 0,
         serving: str = "on_demand",
     ):
-        self.algorithm = build(dict(rates))
-        self.store, self.seed, self.round = store, seed, 0
+        self.store, self.recruiting = store, recruiting.check(store.num_clients)
+        self._build, self._rates = build, dict(rates)
+        self.restart(seed)
         self.serving, self._sizes = check_way(serving), sizes_of(self.algorithm.partition)
-        self.recruiting = recruiting.check(store.num_clients)
+
+    def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
+        """As `Simulation.restart`."""
+        self._rates |= dict(rates or {})
+        self.algorithm = self._build(self._rates)
+        self.seed, self.round = seed, 0
         self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
         self.kept: dict[int, dict[str, np.ndarray]] = {}
         self._device = Device(self.algorithm)
