@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from partwise.papers import reproduce as papers
-from partwise.papers.fedrecon import Kitchen
+from partwise.papers.fedrecon import MovieLensRuns
 from partwise.runs.picture import QUICK
 from partwise.runs.train import Status
 from partwise.types import UserError
@@ -46,8 +46,8 @@ def test_a_full_result_is_not_overwritten_silently(tmp_path):
 
 def test_progress_says_which_row_of_how_many():
     told = []
-    kitchen = Kitchen(None, [0], True, told.append)
-    kitchen.of = 2
+    runs = MovieLensRuns(None, [0], True, told.append)
+    runs.of = 2
     for name in ("first", "second"):
-        kitchen.show(name)(Status(1, 2, 0.5, None))
+        runs.show(name)(Status(1, 2, 0.5, None))
     assert [status.part for status in told] == ["row 1 of 2: first", "row 2 of 2: second"]

@@ -140,7 +140,7 @@ def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
     """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it. `model`
     is
     the digest of the model that it was rebuilt for (`Personal.digest`)."""
-    if Path(path).exists() and not _is_local(path):
+    if Path(path).exists() and Path(path).stat().st_size and not _is_local(path):
         raise UserError(
             f"'{path}' is there, and is not a local part: choose another name with --out (out=...)"
         )
