@@ -1,20 +1,26 @@
-"""The README's second example and the code of the pages in docs/, run as they are written."""
+"""The README's example and the code of the pages in docs/, run as they are written; their commands, as far as the
+command line reads them."""
 
 import importlib.util
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from partwise.cli.parser import make_parser
 from partwise.data import planted_ratings
 from partwise.runs.train import evaluate_run
 from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+RUN_HERE = ("adding", "data", "devices", "diverges", "exporting", "heat", "keras", "nnx", "seeds", "torch")
+NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
 
 
 def parts(page: str) -> list[str]:
@@ -110,3 +116,42 @@ def test_the_code_of_the_page_on_data_runs(tmp_path):
     assert float(re.findall(r"loss on unseen clients: (\S+)", printed)[0]) < 0.1
     assert float(re.findall(r"next words of unseen clients: (\S+)", printed)[0]) > 0.5
     assert printed.endswith("after the beginning comes: i\n")
+
+
+def test_the_code_of_the_page_on_devices_runs(tmp_path):
+    assert run(blocks("docs/devices.md"), tmp_path) == "2 x cpu with 4 lanes\n"
+
+
+def test_the_code_of_the_page_on_seeds_runs(tmp_path):
+    told = [line.split(": ")[1] for line in run(blocks("docs/seeds.md"), tmp_path).splitlines()]
+    assert told == ["True", "False", "True", "True"]
+
+
+def test_the_code_of_the_page_on_divergence_names_the_client(tmp_path):
+    assert run(blocks("docs/diverges.md"), tmp_path).startswith("broken: {99}\n")
+
+
+def test_the_code_of_the_page_on_trained_models_runs(tmp_path):
+    printed = run(blocks("docs/exporting.md"), tmp_path)
+    assert "{'user': (8,)}" in printed
+    assert "default/user (8,) float32" in printed
+    assert printed.endswith("as Personal predicts: True\n")
+
+
+def test_every_page_with_code_is_run_by_a_test():
+    run_here = {"README.md", *(f"docs/{name}.md" for name in RUN_HERE)}
+    assert {page for page in PAGES if parts(page)} - NOT_RUN == run_here
+
+
+def commands(page: str) -> list[str]:
+    """The lines of a page that begin with `partwise`, without comments; those with [options] are a summary."""
+    text = "\n".join(re.findall(r"```\n(.*?)```", (ROOT / page).read_text(), re.S)).replace("\\\n", " ")
+    lines = re.findall(r"^(?:\w+=\S+ |taskset \S+ \S+ )*partwise (.*)$", text, re.M)
+    return [line.split("#")[0].strip() for line in lines if "[" not in line and "..." not in line]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_the_commands_of_a_page_are_known(page):
+    for line in commands(page):
+        options = make_parser().parse_args(shlex.split(line))
+        assert callable(options.run), line
