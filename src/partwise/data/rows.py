@@ -32,12 +32,21 @@ def read_rows(
     order_by: str | None = None,
     lists: Mapping[str, int] | None = None,
 ) -> ClientStore:
-    """Read an iterator of dicts, one for every example, or one or more Arrow tables: into memory, or into folder
-    `out`.
+    """Read rows from a program, in any order, into a store.
 
-    As `read_table`: rows may be in any order; `columns` are those to keep (all of the first row, if not given);
-    those in `ids` become keys; `lists` says how many ids of a list are kept. With `out`, memory does not grow with
-    the rows.
+    Args:
+        rows: An iterator of dicts, one for every example, or one or more Arrow tables or record batches.
+        client: The column that says whose row it is.
+        columns: The columns to keep (default: all of the first row).
+        ids: Columns whose values are ids, and become keys 0, 1, 2, ... Where it is a mapping, columns of one
+            name share their keys: ids={"past": "item", "next": "item"}.
+        out: A folder to write the store to; memory then does not grow with the rows. By default it is in
+            memory.
+        order_by: A column by which each client's rows are sorted.
+        lists: Of lists of ids that differ in length, {"past": 20} keeps the last 20 and fills up with -1.
+
+    Returns:
+        The store.
     """
     tables = [rows] if isinstance(rows, pa.Table | pa.RecordBatch) else rows
     if not isinstance(tables, Iterable):

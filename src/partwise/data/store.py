@@ -25,9 +25,19 @@ CLIENT_COLUMN = "client_column"  # in a store's `info`: what its table called th
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientStore:
-    """A view of clients over shared columns; only `gather`, `reorder` and `pool` copy rows.
+    """Many clients' examples as flat columns.
 
-    The order of a client's rows means something (time, or shuffled), and every operation keeps it.
+    A view of clients over shared columns; only `gather`, `reorder` and `pool` copy rows. The order of a
+    client's rows means something (time, or shuffled), and every operation keeps it. From arrays by
+    `ClientStore.from_arrays`, from files by `read_table`, from a program by `read_rows`.
+
+    Attributes:
+        columns: {name: array [N] or [N, ...]}; memory-mapped and read-only if opened from disk.
+        starts: [C], where each client's rows begin.
+        counts: [C], how many rows each client has.
+        client_ids: [C], the ids of the source.
+        vocabularies: {column of ids: the source id of every key}.
+        info: Where the data comes from.
     """
 
     columns: Mapping[str, np.ndarray]  # each [N] or [N, ...]; memory-mapped and read-only if opened from disk
@@ -221,7 +231,11 @@ class ClientStore:
 
 
 def open_store(path: str | Path) -> ClientStore:
-    """A store from its folder, in no time: columns are memory maps, read as they are used."""
+    """A store from its folder, in no time: columns are memory maps, read as they are used.
+
+    Args:
+        path: A folder that `ClientStore.save`, or `out=` of `read_table` and `read_rows`, wrote.
+    """
     with naming(f"the store {path}"):
         return ClientStore(**read_folder(path))
 

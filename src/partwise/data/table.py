@@ -44,14 +44,24 @@ def read_table(
     delimiter: str | None = None,
     encoding: str = UTF8,
 ) -> ClientStore:
-    """Read a .csv or .tsv (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet files: into
-    memory, or into folder `out`.
+    """Read a table, in any order of rows, into a store.
 
-    Rows may be in any order; with `client` None they are all one client's. `columns` are those to keep (all, if
-    not given). Those in `ids` become keys; where it is a mapping, columns of one name share their keys:
-    `ids={"past": "item", "next": "item"}`. Of lists of ids that differ in length, `lists={"past": 20}` keeps the
-    last 20 and fills up with -1. Dates and times become whole numbers, in nanoseconds. `delimiter` and
-    `encoding` are of .csv and .tsv files.
+    Args:
+        path: A .csv or .tsv file (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet
+            files.
+        client: The column that says whose row it is; None: all rows are one client's.
+        columns: The columns to keep (default: all).
+        ids: Columns whose values are ids, and become keys 0, 1, 2, ... Where it is a mapping, columns of one
+            name share their keys: ids={"past": "item", "next": "item"}.
+        out: A folder to write the store to; memory then does not grow with the rows. By default it is in
+            memory.
+        order_by: A column by which each client's rows are sorted.
+        lists: Of lists of ids that differ in length, {"past": 20} keeps the last 20 and fills up with -1.
+        delimiter: Of .csv and .tsv files, if not comma and tab.
+        encoding: Of .csv and .tsv files.
+
+    Returns:
+        The store. Dates and times in it are whole numbers, in nanoseconds.
     """
     path = Path(path)
     files = _files(path)

@@ -70,12 +70,20 @@ def keras_model(
 ) -> Model:
     """A model from a function that builds a Keras model.
 
-    rows:   the arguments of `build` that say how many rows a keyed weight has, with their whole numbers:
-            rows={"num_items": 3706} calls build(num_items=...)
-    inputs: what the model is called with (default: the batch, by the names of its inputs)
+    Args:
+        build: The function. It must give a new model at every call.
+        loss: (outputs, batch) -> one value for every example.
+        metrics: {name: metric}.
+        rows: The arguments of `build` that say how many rows a keyed weight has, with their whole numbers:
+            rows={"num_items": 3706} calls build(num_items=...).
+        inputs: What the model is called with: a column, several, or a function of the batch (default: the
+            batch, by the names of its inputs).
+        weight: batch -> what each example counts.
 
-    Weights that `build` sets or loads are where training begins; others begin as their initializers say, by the
-    seed of the run. Name layers, if rules are to name them; others are numbered as if the model were the first.
+    Returns:
+        A model. Weights that `build` sets or loads are where training begins; others begin as their
+        initializers say, by the seed of the run. Name layers, if rules are to name them; others are numbered
+        as if the model were the first.
     """
     metrics, whole = check_functions(loss, metrics, weight, inputs), _check_rows(rows)
     _check_build(build, whole, loss)

@@ -46,14 +46,21 @@ def nnx_model(
     train_loss: Callable[[Any, Batch, jax.Array], jax.Array] | None = None,
     statistics: Statistics = "batch",
 ) -> Model:
-    """A model from a function `rngs -> module`, or from a module, whose values are then where training begins.
+    """A model from a Flax NNX module.
 
-    inputs:     what the module is called with (default: the batch itself)
-    train_loss: (module, batch, rng) -> [B], losses to train on in place of those of its outputs
-    statistics: of the batch in training ("batch"), or the module's own and these never moved ("fixed")
+    Args:
+        module: A function `rngs -> module`, or a module, whose values are then where training begins.
+        loss: (outputs, batch) -> one value for every example.
+        metrics: {name: metric}.
+        inputs: What the module is called with: a column, several, or a function of the batch (default: the
+            batch).
+        weight: batch -> what each example counts.
+        train_loss: (module, batch, rng) -> [B], losses to train on in place of those of its outputs.
+        statistics: Of the batch in training ("batch"), or the module's own and these never moved ("fixed").
 
-    The module is rebuilt around whatever arrays it is given, so it may be handed slices of its parameters: its
-    code must take sizes from the arrays, not from its fields.
+    Returns:
+        A model. The module is rebuilt around whatever arrays it is given, so it may be handed slices of its
+        parameters: its code must take sizes from the arrays, not from its fields.
     """
     fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs, train_loss)
     ready = isinstance(module, nnx.Module)

@@ -56,10 +56,11 @@ class Role:
 
 
 def shared(twin: Twin | None = None) -> Role:
-    """Sent to all, trained by all.
+    """A role: sent to all, trained by all.
 
-    With a twin, every client also has a local leaf of that shape, added to or averaged with the shared one
-    (the patent's overlapping parts); it starts where it changes nothing.
+    Args:
+        twin: "add" or "average" gives every client a local leaf of the same shape too, added to or averaged
+            with the shared one (the patent's overlapping parts). It starts where it changes nothing.
     """
     if twin not in (None, *get_args(Twin)):
         raise unknown("twin of a shared parameter", twin, get_args(Twin))
@@ -76,14 +77,19 @@ def keyed(
     fill: float = 0.0,
     psi: Psi | str = take,
 ) -> Role:
-    """A client is sent, and trains, only the slices of its keys in `space` along `axis`.
+    """A role: a client is sent, and trains, only the slices of its keys.
 
-    block:       entries along the axis that belong to one key: neighbours (many words in one bucket), or, if
-                 `interleaved`, every K-th (the inputs of a layer after flattened filters)
-    whole:       the loss looks at all of a client's slice, not only at the entries that its examples name
-                 (outputs of a softmax); leaves of a space that no column names are so anyway
-    fill:        what stands where a client has fewer keys than the largest (a bias of -1e9 under a softmax)
-    psi:         what travels for a key: take, float16 or int8, or a Psi of one's own
+    Args:
+        space: The key space. Leaves of one space are cut by the same keys. The column of the examples with
+            this name holds them, unless `partition(..., columns=...)` says otherwise.
+        axis: The axis along which the leaf is cut.
+        block: Entries along the axis that belong to one key: neighbours (many words in one bucket), or, if
+            `interleaved`, every K-th (the inputs of a layer after flattened filters).
+        interleaved: See `block`.
+        whole: The loss looks at all of a client's slice, not only at the entries that its examples name
+            (outputs of a softmax). Leaves of a space that no column names are so anyway.
+        fill: What stands where a client has fewer keys than the largest (a bias of -1e9 under a softmax).
+        psi: What travels for a key: "take" (the values), "float16", "int8", or a Psi of your own.
     """
     if isinstance(psi, str):
         if psi not in PSIS:
@@ -104,15 +110,19 @@ def keyed(
 
 
 def local(initial: Initial = "random") -> Role:
-    """Never leaves the client. It starts from the model's own random values, from zero, or from a default
-    that the clients learn together (FedRecon, footnote 2)."""
+    """A role: never leaves the client.
+
+    Args:
+        initial: Where it starts: from the model's own values ("random"), from zero ("zero"), or from a
+            default that the clients learn together ("learned"; FedRecon, footnote 2).
+    """
     if initial not in get_args(Initial):
         raise unknown("initial value of a local parameter", initial, get_args(Initial))
     return Role("local", initial=initial)
 
 
 def frozen() -> Role:
-    """Sent to all, never trained."""
+    """A role: sent to all, never trained."""
     return Role("frozen")
 
 
@@ -279,10 +289,17 @@ def neutral_twin(role: Role, leaf: Any) -> Any:
 def partition(
     model: Model, rules: Mapping[str, Role], columns: Mapping[str, tuple[str, ...]] | None = None
 ) -> Partition:
-    """Give every leaf of the model a role by rules `{path pattern: role}`; unmatched leaves are shared.
+    """Give every leaf of a model a role.
 
-    Patterns are shell-style (`item/*`). A rule that matches nothing, or a leaf matched twice, is an error.
-    `columns` says which example columns hold the keys of a space; by default the column of the same name.
+    Args:
+        model: The model.
+        rules: {pattern of paths: role}. Patterns are shell-style ("item/*"). Leaves that no rule matches are
+            shared. A rule that matches nothing, or a leaf that two rules match, is an error.
+        columns: {key space: columns of the examples that hold its keys}; by default the column of the same
+            name.
+
+    Returns:
+        The partition. Its `describe()` lists path, shape, role and bytes of every leaf.
     """
     shapes_tree = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))  # neither starts JAX
     shapes = tree.flatten(shapes_tree)

@@ -25,8 +25,12 @@ UNROLLED = 10  # ids that `bag` adds up in one go
 class Metric(NamedTuple):
     """A value per example, averaged over everything that was evaluated, then finished.
 
-    An example counts with the metric's own weight, if it has one (the tags that a recall is of), else with the
-    model's; a value is then a sum over what the weight counts.
+    Attributes:
+        values: (outputs, batch) -> [B].
+        finish: From the mean to the metric: a square root, say.
+        higher_is_better: Which way is better.
+        weight: batch -> [B], what an example counts (the tags that a recall is of); by default the model's
+            weight. A value is then a sum over what the weight counts.
     """
 
     values: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
@@ -60,15 +64,17 @@ def one_per_example(batch: Batch) -> jax.Array:
 
 
 class Model(NamedTuple):
-    """What partwise needs to know of a model.
+    """A model: pure functions over a tree of parameters. B is the number of examples of a batch.
 
-    init:    rng -> parameters
-    predict: (parameters, batch, rng) -> outputs, first axis the example
-    loss:    (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several)
-    metrics: name -> Metric or Pooled; the first is the one shown while training
-    weight:  batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens)
-    train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted is too
-             dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the same
+    Attributes:
+        init: rng -> parameters, a tree of arrays.
+        predict: (parameters, batch, rng) -> outputs, whose first axis is the example.
+        loss: (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several).
+        metrics: {name: Metric or Pooled}; the first is the one shown while training.
+        weight: batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens).
+        train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted
+            is too dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the
+            same.
     """
 
     init: Callable[[jax.Array], Params]

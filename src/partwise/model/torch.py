@@ -47,12 +47,19 @@ def torch_model(
     weight: Callable[[Batch], jax.Array] = one_per_example,
     statistics: Statistics = "batch",
 ) -> Model:
-    """A model from a `torch.nn.Module`, whose values are where training begins, whatever the seed of the run.
+    """A model from a PyTorch module, by torchax.
 
-    inputs:     what the module is called with (default: the batch itself, a dict of tensors)
-    statistics: of the batch in training ("batch"), or the module's own and these never moved ("fixed")
+    Args:
+        module: A `torch.nn.Module`, whose values are where training begins, whatever the seed of the run.
+        loss: (outputs, batch) -> one value for every example, of JAX arrays.
+        metrics: {name: metric}, of JAX arrays.
+        inputs: What the module is called with: a column, several, or a function of the batch (default: the
+            batch, a dict of tensors).
+        weight: batch -> what each example counts.
+        statistics: Of the batch in training ("batch"), or the module's own and these never moved ("fixed").
 
-    The loss is of JAX arrays. Tables may be cut: PyTorch takes sizes from the arrays.
+    Returns:
+        A model. Tables may be cut: PyTorch takes sizes from the arrays.
     """
     _check_module(module, loss)
     fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs)

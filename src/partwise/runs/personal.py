@@ -30,7 +30,10 @@ from partwise.types import UserError
 
 
 class Personal:
-    """A trained model on one client."""
+    """A trained model on one client, which rebuilds and uses its local part offline.
+
+    From a run's folder by `Personal.open(folder)`, or from a finished run by `run.personal`.
+    """
 
     def __init__(self, config: Config, setting: Setting, params: Mapping[str, Any], source: Source):
         setting = judged_setting(setting, config)
@@ -48,7 +51,11 @@ class Personal:
 
     @classmethod
     def open(cls, run: str | Path) -> Personal:
-        """From a run's folder; its training data is not needed."""
+        """From a run's folder; its training data is not needed.
+
+        Args:
+            run: The folder of a run of a named task.
+        """
         folder = Folder(run)
         config = folder.config()
         setting = entry_of(config.task).settings(**folder.model_options())[0]
@@ -62,7 +69,15 @@ class Personal:
     def personalize(
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
-        """The local part, from fresh values or (to refresh it) from the one there was."""
+        """The client's local part, rebuilt from all of these examples.
+
+        Args:
+            examples: A store of one client, with the columns that the model reads.
+            local: The local part there was, to refresh it; without it, the part begins with fresh values.
+
+        Returns:
+            The local part, {path: array}.
+        """
         examples = self._read_by_model(examples)
         if local is not None:
             self._check_local(local)
@@ -71,7 +86,15 @@ class Personal:
         return found
 
     def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
-        """The model's output for each example."""
+        """The model's outputs.
+
+        Args:
+            local: The client's local part, as `personalize` gave it.
+            examples: A store of one client; columns that only the loss reads may be missing.
+
+        Returns:
+            What the model's `predict` gives: the first axis is the example.
+        """
         examples = self._read_by_model(examples)
         self._check_local(local)
         found = self.device.predict(self._message(examples), local, examples)
@@ -104,11 +127,17 @@ class Personal:
         return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
     def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
-        """One client's table with these columns (CSV, Parquet, Arrow), ids as in the source of the training
-        data.
+        """One client's table (CSV, Parquet, Arrow), with ids as in the source of the training data.
 
-        Of a table of several clients, the rows of `client_id`. Rows with ids that the model has never met cannot
-        be used; they are counted. Lists of ids have as much room as in training: the last ones are kept.
+        Args:
+            path: The file.
+            columns: The columns to read, by their names in the model.
+            client_id: Of a table of several clients, whose rows to take.
+
+        Returns:
+            A `ClientFile`: `examples` (a store of one client), `rows` (their numbers in the file) and
+            `unknown` (how many rows were left out, because the model has never met an id in them). Lists of
+            ids have as much room as in training: the last ones are kept.
         """
         self._check_from_tables([name for name in columns if name in self.vocabularies])
         form = Form(

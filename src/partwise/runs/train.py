@@ -72,7 +72,15 @@ def untold(text: str) -> None:
 
 
 class Run(NamedTuple):
-    """A finished run: its results and its model."""
+    """A finished run: its results and its model.
+
+    Attributes:
+        config: All settings, resolved.
+        task: What was trained.
+        params: The server's parameters, {path: array}; keyed ones with a row for each key. No local part.
+        summary: What summary.json holds: test metrics, bytes, seconds, versions.
+        recorded: Where the records are.
+    """
 
     config: Config
     task: Task
@@ -114,15 +122,28 @@ def train(
     began: float | None = None,
     **settings: Any,
 ) -> Run:
-    """Train a task (by name, or one of your own; by default `planted`) and evaluate it on its test clients.
+    """Train a task and evaluate it on its test clients.
 
-    `preset` takes other settings of the task in place of its defaults, such as those of its "paper"; `recorded` are
-    all settings of another run (its config.toml as dotted keys), on which `changes` are made. `told` hears in words
-    what goes on before the first round.
+    Args:
+        task: The name of a task (`partwise tasks` lists them; by default `planted`), or a `Task` of your own.
+        data: Where the data of a named task is: a file, a folder, or None for the task's own place.
+        out: A folder in which the run is recorded. Without it nothing is written.
+        resume: Go on with the run in `out`, from its last checkpoint.
+        preset: Other settings of the task in place of its defaults, such as those of its "paper".
+        progress: Called with a `Status` after every compiled call and every evaluation.
+        told: Called with sentences on what goes on before the first round.
+        changes: Settings as dotted keys, {"reconstruct.rate": 0.5}; the same as `settings`.
+        recorded: All settings of another run (its config.toml as dotted keys), on which `changes` are made.
+        began: The `time.perf_counter()` from which the seconds in all count (default: this call).
+        **settings: Settings with `__` for the dot: rounds=100, reconstruct__rate=0.5. `partwise settings
+            TASK` lists them all with their meanings.
 
-    `settings` are keys of the configuration, with `__` for the dot: rounds=100, reconstruct__rate=0.5; `changes`
-    are the same with dots. With `out` the run is recorded in that folder, and `resume` goes on where a killed
-    run stopped. `began` is the `time.perf_counter()` from which the seconds in all count (default: this call).
+    Returns:
+        The finished run: its test metrics, its records, its parameters, and the model for one client.
+
+    Raises:
+        UserError: A setting, the task or the data does not fit, or the training goes wrong. The message says
+            what to do.
     """
     began = time.perf_counter() if began is None else began
     use_all_cores()

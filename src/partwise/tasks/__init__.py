@@ -89,8 +89,15 @@ def all_tasks() -> dict[str, Entry | Lazy]:
 
 
 def load_task(name: str, data: str | None = None, *, preset: str | None = None, **options: Any) -> Task:
-    """A task by name, from the data at `data` (a task's own default if None); with a preset, with its settings and
-    its options of [data], below those that are given."""
+    """A task by name.
+
+    Args:
+        name: The name; `partwise tasks` lists them.
+        data: Where its data is; None: the task's own place.
+        preset: Settings, and options of the data, in place of the task's own: "paper".
+        **options: Options of the data, {"dim": 8}, as --set data.dim=8 gives them; `partwise settings NAME`
+            lists them. They stand above the preset's.
+    """
     entry = find_task(name)
     if preset is not None:
         options = data_options(find_preset(name, entry.presets, preset)) | options

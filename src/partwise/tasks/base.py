@@ -47,7 +47,15 @@ SUBMODEL_DEFAULTS: Mapping[str, Any] = {
 
 
 class Setting(NamedTuple):
-    """A model, the roles of its parameters, and the columns of the data that it reads."""
+    """A model, the roles of its parameters, and the columns of the data that it reads.
+
+    Attributes:
+        model: The model.
+        partition: The roles, as `partition(model, rules)` gives them.
+        columns: The columns of the examples that the model reads.
+        own_spaces: Key spaces in which every client has rows of its own.
+        shapes: Of a row's value in a column, where that is known.
+    """
 
     model: Model
     partition: Partition
@@ -63,18 +71,23 @@ def best_unknown(split: Split | None) -> Mapping[str, float]:
 class Task(NamedTuple):
     """What is learned, from whom, and how it is judged.
 
-    personal:  the setting in which some parameters are local (or none is)
-    stateful:  the same model with those parameters on the server, keyed by client (for FedAvg and centralised
-               training); None if there is no such thing; the same setting if nothing is local
-    options:   all that rebuilds the settings without the data (see `Entry.settings`)
-    defaults:  settings, as dotted keys of the configuration, `algorithm` among them; under the name of an
-               algorithm, a mapping of those that it needs otherwise
-    presets:   other settings that may take the place of `defaults`, by name (see `with_preset`)
-    seen:      whether validation and test clients are training clients (other examples of theirs)
-    best:      the best reachable metrics on the test clients by the split with which they are judged (None: they
-               are judged without one), as far as they are known
-    loaded:    the options of [data] that it was loaded with, so that a run says how to load it again
-    notes:     what was chosen for this machine, in sentences that are told when a run begins
+    Attributes:
+        name: Its name, in summaries and folders.
+        train: The training clients.
+        validation: The clients of evaluations during training.
+        test: The clients of the evaluation at the end.
+        personal: The setting in which some parameters are local (or none is).
+        stateful: The same model with those parameters on the server, keyed by client (for FedAvg and
+            centralised training); None if there is no such thing; the same setting if nothing is local.
+        options: All that rebuilds the settings without the data (see `Entry.settings`).
+        defaults: Settings, as dotted keys of the configuration, `algorithm` among them; under the name of an
+            algorithm, a mapping of those that it needs otherwise.
+        seen: Whether validation and test clients are training clients (other examples of theirs).
+        best: The best reachable metrics on the test clients by the split with which they are judged (None:
+            they are judged without one), as far as they are known.
+        loaded: The options of [data] that it was loaded with, so that a run says how to load it again.
+        presets: Other settings that may take the place of `defaults`, by name (see `with_preset`).
+        notes: What was chosen for this machine, in sentences that are told when a run begins.
     """
 
     name: str

@@ -121,14 +121,24 @@ def ratings_task(
     seen: Annotated[bool, "test on other examples of training clients (not fed_recon)"] = False,
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
-    """A task from a store with the columns `item` (keys), `rating` and perhaps `time`.
+    """A recommender from a store of ratings: user vectors local, the item matrix keyed by item.
 
-    Clients are cut 80/10/10 into train, validation and test (unseen); with `seen`, each client's examples are,
-    by time where there is a time. Of every client (if `seen`, in training) the first `max_examples` are kept:
-    shuffled, by time, or as they lie (which copies nothing and is the choice for a store larger than memory).
-
-    With `normalize`, mean and spread are those of the training ratings (two sums over clients); they are part of
-    the model. What it gives out are ratings as they were given.
+    Args:
+        store: A store with the columns `item` (ids), `rating` and perhaps `time`.
+        name: The name of the task.
+        dim: The size of the vectors.
+        initial: Where the local parameters start: "learned", "random" or "zero".
+        biases: Whether there is a mean, and a number for every user and item.
+        normalize: Learn ratings in units of their spread around their mean. Both are those of the training
+            ratings (two sums over clients) and part of the model. What it gives out are ratings as they were
+            given.
+        max_examples: Of every client (if `seen`, in training) the first so many are kept.
+        order: The order of a client's examples: "shuffle", "time", or "as is" (which copies nothing, for a
+            store larger than memory).
+        seed: Of the shuffle and of the cut into train, validation and test.
+        seen: Clients are cut 80/10/10 into train, validation and test, which are unseen clients; with `seen`,
+            each client's examples are cut instead, by time where there is a time.
+        defaults: Settings in place of the task's own, as dotted keys.
     """
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
