@@ -124,7 +124,7 @@ def test_the_code_of_the_page_on_devices_runs(tmp_path):
 
 def test_the_code_of_the_page_on_seeds_runs(tmp_path):
     told = [line.split(": ")[1] for line in run(blocks("docs/seeds.md"), tmp_path).splitlines()]
-    assert told == ["True", "False", "True", "True"]
+    assert told == ["True", "False", "True"]
 
 
 def test_the_code_of_the_page_on_divergence_names_the_client(tmp_path):
