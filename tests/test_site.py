@@ -19,6 +19,14 @@ def test_the_api_page_has_every_public_name():
     assert sorted(shown) == sorted(partwise.__all__)
 
 
+def test_what_the_api_page_shows_is_where_it_says():
+    for name in re.findall(r"^::: partwise\.(\S+)$", (ROOT / "docs/api.md").read_text(), re.M):
+        module, _, last = name.rpartition(".")
+        file = ROOT / "src/partwise" / f"{module.replace('.', '/')}.py"
+        file = file if file.exists() else file.with_suffix("") / "__init__.py"
+        assert re.search(rf"^(?:def|class) {last}\(?", file.read_text(), re.M), name
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
