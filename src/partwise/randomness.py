@@ -1,6 +1,6 @@
 """Every stream of randomness has a name: a seed's, a round's, a client's in that round, there one for each use.
 
-A client's stream hangs on its id, never on its place in a cohort. No two uses share a stream: with JAX's threefry
+A client's stream depends on its id, never on its place in a cohort. No two uses share a stream: with JAX's threefry
 `split(key)[i]` is `fold_in(key, i)`, so a key that is both split and folded gives the same numbers twice.
 """
 
@@ -45,7 +45,7 @@ def hash64(text: str) -> int:
 
 
 def client_numbers(client_ids: np.ndarray) -> np.ndarray:
-    """A number for every client id, uint64, the same wherever the client runs: its randomness hangs on it.
+    """A number for every client id, uint64, the same wherever the client runs: its randomness depends on it.
 
     It is a hash of the id as text, so that it does not matter whether an id was read as a number or as text.
     """

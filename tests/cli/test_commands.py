@@ -142,7 +142,7 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
     show.summary(told | {"seconds_compile": 1.0, "seconds_total": 2.0}, "runs/x")
     text = capsys.readouterr().out
     assert "30 test clients (2 without examples to test on)" in text
-    assert "Judged: unseen clients; their local part rebuilt, all else as trained;" in text
+    assert "Evaluated on unseen clients. Local parameters: rebuilt. Other parameters: as trained." in text
     assert "Left out over all rounds: 4 updates that were not finite, 1 client that never reported." in text
     assert "The data have fewer than asked for: num_words = 812, not 10,000." in text
 

@@ -32,14 +32,14 @@ def exploding(tiny):
 
 def test_a_training_that_explodes_stops_and_what_was_recorded_stays(exploding, tmp_path):
     out = tmp_path / "run"
-    says = r"goes wrong since round (\d+) .*of clients .*stopped after round \d+.*lower rates.*patience=0"
+    says = r"has diverged since round (\d+) .*of clients .*stopped after round \d+.*lower rates.*patience=0"
     with pytest.raises(UserError, match=says) as error:
         train("planted", out=out, changes=exploding | {"simulation.patience": 5})
     since = int(error.value.args[0].split("since round ")[1].split()[0])
     records = Folder(out).records()
     assert since + 4 <= len(records) <= since + 20
     assert records[since - 1]["broken"] or not records[since - 1]["train"]["loss"] < 1000
-    with pytest.raises(UserError, match="goes wrong since"):  # it goes on to the same end
+    with pytest.raises(UserError, match="has diverged since"):  # it goes on to the same end
         train(out=out, resume=True)
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 2
 
@@ -94,11 +94,11 @@ def test_personal_results_that_are_not_finite_are_refused(tiny_run, monkeypatch)
     examples = planted_ratings(num_clients=2, num_items=12, mean_examples=10).store.take([0])
     part = personal.personalize(examples)
     assert np.isfinite(personal.predict(part, examples)).all()
-    with pytest.raises(UserError, match=r"what was predicted is of no use: .*'outputs' are not finite"):
+    with pytest.raises(UserError, match=r"what was predicted cannot be used: .*'outputs' are not finite"):
         personal.predict({path: np.full_like(leaf, np.nan) for path, leaf in part.items()}, examples)
     broken = {path: np.full_like(leaf, np.inf) for path, leaf in part.items()}
     monkeypatch.setattr(personal.device, "personalize", lambda *_, **__: broken)
-    with pytest.raises(UserError, match="the local part that was rebuilt is of no use"):
+    with pytest.raises(UserError, match="the local part that was rebuilt cannot be used"):
         personal.personalize(examples)
 
 

@@ -142,6 +142,6 @@ def test_an_undefined_metric_is_a_dash_and_a_sentence(capsys):
     show.evaluation(told | {"undefined": {"auc": reason}}, "run")
     text = capsys.readouterr().out
     assert f"auc has no value for these clients: {reason}." in text
-    assert "Judged: seen clients; all parameters as trained;" in text
+    assert "Evaluated on seen clients. Parameters: as trained." in text
     assert progress._metric(told) == "validation auc undefined"
     assert progress._metric(told | {"auc": 0.75}) == "validation auc 0.7500"

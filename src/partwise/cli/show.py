@@ -73,9 +73,12 @@ def _metrics(told: Mapping[str, Any]) -> None:
 
 
 def _judged(how: Mapping[str, str]) -> None:
-    local = "all parameters" if how["local"] == "none" else f"their local part {how['local']}, all else"
-    weighs = how["weights"] if how["weights"].startswith("by ") else f"all {how['weights']} alike"
-    say(f"Judged: {how['clients']} clients; {local} {how['others']}; the first column weighs {weighs}.")
+    local = "" if how["local"] == "none" else f" Local parameters: {how['local']}."
+    others = "Other parameters" if local else "Parameters"
+    mean = how["weights"] if how["weights"].startswith("by ") else f"over all {how['weights']}"
+    say(
+        f"Evaluated on {how['clients']} clients.{local} {others}: {how['others']}. First column: mean {mean}."
+    )
 
 
 def _number(value: float | None) -> str:
@@ -90,10 +93,9 @@ def _undefined(metrics: Mapping[str, Any]) -> None:
 def warn_not_finite(names: Sequence[str], split: str) -> None:
     """Say that a metric is no number, so that nobody takes the model for trained."""
     if names:
-        say(
-            f"Warning: {', '.join(names)} of the {split} clients is not a finite number; the model is of no use to "
-            f"some of them. Lower reconstruct.rate or update.rate."
-        )
+        from partwise.runs.summary import tell_not_finite
+
+        say(f"Warning: {tell_not_finite(names, split)}")
 
 
 def _left_out(told: Mapping[str, Any]) -> None:

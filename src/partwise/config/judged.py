@@ -62,5 +62,6 @@ def check_rebuilt(config: Config) -> None:
     if config.evaluation.local != "rebuilt":
         raise UserError(
             f"evaluation.local = {config.evaluation.local} takes local parameters that the server trained, and "
-            f"with {config.algorithm} it trains none: use rebuilt, or fed_avg and its kin"
+            f"with {config.algorithm} it trains none: use rebuilt, or an algorithm that averages all parameters, "
+            f"such as fed_avg"
         )

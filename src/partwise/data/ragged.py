@@ -67,7 +67,7 @@ def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.n
 
 
 def _fingerprints(ids: np.ndarray) -> np.ndarray:
-    """A number for every id that hangs on its text alone: 7 is 7, also among ids that are words."""
+    """A number for every id that depends on its text alone: 7 is 7, also among ids that are words."""
     if ids.dtype.kind != "U":
         return mix(ids.astype(np.int64).view(np.uint64))
     whole, values = whole_numbers(ids)

@@ -80,7 +80,7 @@ def _can_be_read(path: str | Path, name: str, dialect: Mapping[str, Any]) -> boo
 def read_client_file(path: str | Path, form: Form, client_id: str | None = None) -> ClientFile:
     """Those rows of one client that name only what the model knows.
 
-    Where the file has the client column, the client keeps its own id: its randomness hangs on it.
+    Where the file has the client column, the client keeps its own id: its randomness depends on it.
     """
     names, vocabularies, dialect = form.names, form.vocabularies, _fitting(form.dialect, path)
     keys = [name for name in names if name in vocabularies]

@@ -95,8 +95,8 @@ def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
         wrong = int(np.size(array) - np.isfinite(np.asarray(array, np.float64)).sum())
         if wrong:
             raise UserError(
-                f"{what} is of no use: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. The "
-                f"training went wrong: train again with lower rates (reconstruct.rate, update.rate, server.rate)"
+                f"{what} cannot be used: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. "
+                f"The training went wrong: train again with lower rates (reconstruct.rate, update.rate, server.rate)"
             )
 
 
@@ -111,7 +111,7 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
 
 
 def check_going(tally: Tally, patience: int, rounds: int) -> None:
-    """Raise if the run goes nowhere: nobody has counted so far, or most rounds of late went wrong.
+    """Raise if the run goes nowhere: nobody has counted so far, or most of the latest rounds went wrong.
 
     A short run has less patience: half of its rounds.
     """
@@ -133,9 +133,9 @@ def _nobody_counted(tally: Tally) -> UserError:
 
 def _goes_wrong(tally: Tally) -> UserError:
     clients = ", ".join(map(str, tally.wrong_clients))
-    whose = f"; {tally.sums['broken']} updates were not finite, of late those of clients {clients}"
+    whose = f"; {tally.sums['broken']} updates were not finite, most recently those of clients {clients}"
     return UserError(
-        f"the training goes wrong since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
+        f"the training has diverged since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
         f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
         f"(update.rate, reconstruct.rate, server.rate), or look at single clients with --set "
         f"simulation.backend=plain; --set simulation.patience=0 goes on regardless."

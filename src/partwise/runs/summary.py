@@ -64,7 +64,7 @@ def _versions() -> dict[str, str]:
 
 
 def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:
-    """The best that anybody could reach on the test clients, judged as they are, where it is known."""
+    """The lowest error that any method can reach on the test clients, evaluated as they are; empty if unknown."""
     kept = prepared.evaluation(prepared.rates).judged_with
     on_query = bool(prepared.evaluated.partition.local_paths) and not (task.seen or kept)
     return dict(task.best(make_evaluation_split(config) if on_query else None))
@@ -146,6 +146,6 @@ def nobody_judged(split: str) -> str:
 def tell_not_finite(names: Sequence[str], split: str) -> str:
     """The same in a sentence."""
     return (
-        f"{', '.join(names)} of the {split} clients is not a finite number; the model is of no use to some of "
-        f"them. Lower reconstruct.rate or update.rate."
+        f"{', '.join(names)} of the {split} clients is not a finite number: the model cannot be used by some "
+        f"of them. Lower reconstruct.rate or update.rate."
     )

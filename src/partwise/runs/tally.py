@@ -46,7 +46,7 @@ class Tally:
         self.sums: Counter[str] = Counter()
         self._points, self._looks = Thinned(POINTS), Thinned(LOOKS)
         self._usual: list[float] = []
-        self.wrong = 0  # by how much rounds that went wrong outnumber the others, of late
+        self.wrong = 0  # by how many the latest rounds that went wrong outnumber the others
         self.wrong_since: int | None = None
         self.wrong_loss: float | None = None
         self.wrong_clients: tuple[Any, ...] = ()

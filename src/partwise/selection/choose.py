@@ -4,7 +4,7 @@
 `random` (every client for itself) and `same` (one set a round for all, which a broadcast could do as well).
 *Mixed* is one choice for one key space and another for the next. `everything` is no selection at all.
 
-Runs on the host, vectorised over clients. What is random hangs on (seed, key space, round, client), or with
+Runs on the host, vectorised over clients. What is random depends on (seed, key space, round, client), or with
 `same` on (seed, key space, round), never on who else takes part.
 """
 

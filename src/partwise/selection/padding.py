@@ -1,7 +1,7 @@
 """Rows of a slice that are no keys, and rows that a batch does not name: neither may change what a model says.
 
 Clients that run side by side have slices of one size, filled up past a client's last key. And where only the rows
-of the batch's ids are given to a model, what it says of an example may hang on no other.
+of the batch's ids are given to a model, its output for an example must depend on no other row.
 """
 
 from __future__ import annotations

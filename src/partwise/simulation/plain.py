@@ -51,8 +51,8 @@ def plain_round(
     round_number: int = 0,
     kept: dict[int, dict[str, np.ndarray]] | None = None,
 ) -> PlainRound:
-    """One round with the clients at these positions of the store; their choice of keys hangs on seed and round.
-    What they keep from round to round is in `kept`, by position."""
+    """One round with the clients at these positions of the store; their choice of keys depends on seed and
+    round. What they keep from round to round is in `kept`, by position."""
     kept = {} if kept is None else kept
     partition = algorithm.partition
     total = zero_total(partition, state.params, trainable(partition, state.params), algorithm.aggregator.held)
