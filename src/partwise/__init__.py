@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from partwise.data import ClientStore as ClientStore
+    from partwise.data import by_client as by_client
     from partwise.data import open_store as open_store
     from partwise.data import read_rows as read_rows
     from partwise.data import read_table as read_table
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from partwise.model.spec import Model as Model
     from partwise.model.torch import torch_model as torch
     from partwise.runs.personal import Personal as Personal
+    from partwise.runs.personal import load_local as load_local
+    from partwise.runs.personal import save_local as save_local
     from partwise.runs.train import Run as Run
     from partwise.runs.train import train as train
     from partwise.tasks import Setting as Setting
@@ -32,8 +35,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "partwise.data": ("ClientStore", "open_store", "read_rows", "read_table"),
-    "partwise.runs.personal": ("Personal",),
+    "partwise.data": ("ClientStore", "by_client", "open_store", "read_rows", "read_table"),
+    "partwise.runs.personal": ("Personal", "load_local", "save_local"),
     "partwise.runs.train": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
@@ -54,9 +57,11 @@ __all__ = [  # written out, because a type checker reads it
     "Setting",
     "Task",
     "UserError",
+    "by_client",
     "frozen",
     "keras",
     "keyed",
+    "load_local",
     "load_task",
     "local",
     "nnx",
@@ -65,6 +70,7 @@ __all__ = [  # written out, because a type checker reads it
     "ratings_task",
     "read_rows",
     "read_table",
+    "save_local",
     "shared",
     "torch",
     "train",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from partwise.cli import main, show
@@ -115,6 +117,11 @@ def test_settings_are_listed_with_the_values_of_a_task(output, capsys):
 def test_settings_show_which_keys_really_are_asked_for(output, asked, keys):
     lines = {line["key"]: line["value"] for line in output("settings", *asked)["settings"]}
     assert {key: value for key, value in lines.items() if key.startswith("select.")} == keys
+
+
+def test_versions_for_a_report(capsys):
+    assert main(["--version", "--json"]) == 0
+    assert {"python", "partwise", "jax", "numpy"} <= json.loads(capsys.readouterr().out).keys()
 
 
 def test_version(capsys):

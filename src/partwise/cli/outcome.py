@@ -20,12 +20,16 @@ from partwise.cli import interrupt
 from partwise.cli.parser import make_parser
 from partwise.cli.progress import process_start
 from partwise.cli.show import err
+from partwise.runs.versions import versions
 from partwise.types import RunWarning, UserError
 
 
 def run(given: Sequence[str], whole_process: bool = True) -> int:
     """Run a command: 0; 2 with one paragraph for anything that the user can mend; 1 for a bug of ours. Its seconds
     count from the start of the process, if that is what it was started for."""
+    if list(given) == ["--version", "--json"]:
+        sys.stdout.write(json.dumps(versions(), indent=1) + "\n")
+        return 0
     options = make_parser().parse_args(given)
     options.began = process_start() if whole_process else time.perf_counter()
     try:

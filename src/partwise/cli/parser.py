@@ -15,7 +15,12 @@ def make_parser() -> argparse.ArgumentParser:
         prog="partwise",
         description="Federated learning in which every client holds only its part of the model.",
     )
-    parser.add_argument("--version", action="version", version=f"partwise {__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"partwise {__version__}",
+        help="the version; with --json after it, those of all that results may depend on",
+    )
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable, text: str, more: str = "") -> argparse.ArgumentParser:

@@ -48,6 +48,8 @@ def check_judged(task: Task, config: Config) -> None:
 
 def server_side(task: Task) -> Setting:
     """The setting in which all parameters are the server's."""
+    if task.stateful is None and not task.personal.partition.local_paths:
+        return task.personal
     if task.stateful is None:
         raise UserError(
             f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "

@@ -194,7 +194,9 @@ class Config:
     task: str = key("planted", "a name from `partwise tasks`")
     algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
     rounds: int = key(500, "rounds of the run", 1, MOST_ROUNDS)
-    seed: int = key(0, "what all randomness comes from", 0, 2**32 - 1)
+    seed: int = key(
+        0, "what the randomness of training comes from; the data has seeds of its own", 0, 2**32 - 1
+    )
     data: Mapping[str, Any] = field(default_factory=dict)
     cohort: CohortConfig = field(default_factory=CohortConfig)
     split: SplitConfig = field(default_factory=SplitConfig)

@@ -96,7 +96,8 @@ def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
         if wrong:
             raise UserError(
                 f"{what} cannot be used: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. "
-                f"The training went wrong: train again with lower rates (reconstruct.rate, update.rate, server.rate)"
+                f"The training went wrong: train again with lower rates (reconstruct.rate, update.rate, "
+                f"server.rate)"
             )
 
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import platform
 import resource
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import jax
 import numpy as np
 
-from partwise import __version__
 from partwise.algorithms.entry import Prepared
 from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.model.spec import one_per_example
 from partwise.runs.sanity import left_out
 from partwise.runs.tally import Tally
+from partwise.runs.versions import versions
 from partwise.tasks import Task
 
 
@@ -43,24 +41,13 @@ def summarize_run(
         "bytes_up_per_client": tally.sums["bytes_up"] / clients,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "device": device_words(),
-        "versions": {"python": platform.python_version(), "partwise": __version__, **_versions()},
+        "versions": versions(),
     }
 
 
 def device_words() -> str:
     """What the run is on."""
     return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-
-
-def _versions() -> dict[str, str]:
-    """Of what results may depend on; a package that runs from its source is not known as installed."""
-    found = {}
-    for name in ("jax", "optax", "numpy"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "unknown"
-    return found
 
 
 def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:
