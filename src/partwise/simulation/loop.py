@@ -69,36 +69,30 @@ class Simulation:
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
-        self.kept: Kept | None = None
-        self.restart(seed)
-        self._population, self._shelf = self._settle()
-        choose = self.algorithm.choose
-        self._rooms = stage.rooms_of(store, self.partition, choose, self._population)
-        self.kept = self._new_kept()
-        if self.kept:  # what a client keeps is brought and fetched with every call, in one size
-            rounds_per_call, self._rooms = 1, self._rooms[:1]
+        self.resident = _fits(store)
+        known = self._populate() if self.resident else None
+        self._population = known
+        self._shelf: Any = jax.device_put(stage.shelve(known), everywhere(self.mesh)) if known else None
+        rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, known)
+        keeps = bool(self.algorithm.keeps)  # that is brought and fetched with every call, in one size
+        self._rooms = rooms[:1] if keeps else rooms
+        self.rounds_per_call = 1 if keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
-        self.rounds_per_call = rounds_per_call if self.resident else self._affordable(rounds_per_call)
         self._capacity: dict[str, int] = {}
         self._rounds = compile_rounds(build, self.mesh, self._rooms)
+        self.restart(seed)
 
     # Where the data lives
 
-    def _settle(self) -> tuple[stage.Population | None, Any]:
-        """Keep the population on the devices, if it is small."""
-        size = sum(column.itemsize * column[:1].size for column in self.store.columns.values())
-        self.resident = size * self.store.num_examples <= RESIDENT_BYTES
-        if not self.resident:
-            return None, None
-        population = stage.populate(self.store, self.partition, self.algorithm.choose)
-        return population, jax.device_put(stage.shelve(population), everywhere(self.mesh))
+    def _populate(self) -> stage.Population:
+        """All clients with their keys."""
+        return stage.populate(self.store, self.partition, self.algorithm.choose)
 
     def _new_kept(self) -> Kept | None:
         """Nothing kept yet; None where nothing is ever kept."""
         if not self.algorithm.keeps:
             return None
-        known = self._population or stage.populate(self.store, self.partition, self.algorithm.choose)
-        return Kept(self.algorithm, known)
+        return Kept(self.algorithm, self._population or self._populate())
 
     def _whole_tables(self) -> bool:
         """Whether a round works on whole tables: they are small, or the optimizer must see every row."""
@@ -113,7 +107,9 @@ class Simulation:
         )
 
     def _affordable(self, rounds_per_call: int) -> int:
-        """Fewer rounds a call where cohorts are so large that their examples would not fit."""
+        """Fewer rounds a call where cohorts are brought along and so large that their examples would not fit."""
+        if self.resident:
+            return rounds_per_call
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
@@ -146,7 +142,7 @@ class Simulation:
         self.seed, self.round = seed, 0
         self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
         self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
-        self.kept = self._new_kept() if self.kept else None
+        self.kept = self._new_kept()
 
     def snapshot(self) -> Any:
         """All that the next round depends on, to be saved; `resume` takes it back."""
@@ -274,3 +270,9 @@ class Simulation:
 
     def _room(self, name: str, size: int) -> int:
         return stage.grown(self._capacity, name, size)
+
+
+def _fits(store: ClientStore) -> bool:
+    """Whether a population may stay on the devices."""
+    size = sum(column.itemsize * column[:1].size for column in store.columns.values())
+    return size * store.num_examples <= RESIDENT_BYTES
