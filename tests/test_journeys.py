@@ -14,8 +14,8 @@ import pytest
 import partwise
 from partwise import Personal, train
 from partwise.algorithms.registry import prepare
+from partwise.runs.backends import make_simulation
 from partwise.runs.resolve import resolve
-from partwise.runs.train import make_simulation
 
 ROOT = Path(partwise.__file__).parent
 PAGE = (Path(__file__).parents[1] / "docs" / "concepts.md").read_text()

@@ -14,7 +14,7 @@ import pytest
 
 from partwise.cli.parser import make_parser
 from partwise.data import planted_ratings
-from partwise.runs.train import evaluate_run
+from partwise.runs.evaluation import evaluate_run
 from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent

@@ -87,7 +87,7 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     import numpy as np
 
     from partwise.algorithms.registry import prepare
-    from partwise.runs.train import make_evaluator, make_simulation
+    from partwise.runs.backends import make_evaluator, make_simulation
     from partwise.simulation.clock import compile_seconds
     from partwise.simulation.mesh import use_all_cores
 

@@ -16,7 +16,9 @@ from partwise.config.judged import judged_setting
 from partwise.config.parts import make_fine_tune, rates_of
 from partwise.config.settings import Config
 from partwise.model.partition import DEFAULT
-from partwise.runs.train import evaluate_run, make_evaluator, train
+from partwise.runs.backends import make_evaluator
+from partwise.runs.evaluation import evaluate_run
+from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.types import UserError
 

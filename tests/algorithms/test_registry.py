@@ -8,8 +8,9 @@ from partwise.config.settings import Config
 from partwise.data.heat import coefficients
 from partwise.model.partition import partition
 from partwise.reports.describe import list_settings
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.resolve import resolve
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.selection.key_heat import count_heats
 from partwise.tasks import load_task
 from partwise.types import UserError

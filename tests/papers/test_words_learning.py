@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 
 from partwise.algorithms.registry import prepare
-from partwise.runs.train import make_evaluator, train
+from partwise.runs.backends import make_evaluator
+from partwise.runs.train import train
 from partwise.tasks import load_task
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal, load_local, save_local
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
 

@@ -9,10 +9,11 @@ import partwise as pw
 from partwise.algorithms.effects import check_judging
 from partwise.algorithms.registry import prepare
 from partwise.data import by_example
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import as_trained, resolve
 from partwise.runs.summary import judged
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

@@ -11,8 +11,9 @@ from partwise.cli import main
 from partwise.data.store import ClientStore, open_store
 from partwise.papers.study import PARTS, once
 from partwise.runs import fingerprint as prints
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.fingerprint import differences, digest_of, fingerprint
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.tasks.ratings import ratings_task
 from partwise.types import RunWarning, UserError

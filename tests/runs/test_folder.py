@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from partwise.runs import train as runs
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
 NEWEST, OLDER = "checkpoints/00000006.safetensors", "checkpoints/00000004.safetensors"

@@ -16,9 +16,10 @@ from partwise.cli import main
 from partwise.data import planted_ratings
 from partwise.model.partition import local, partition
 from partwise.model.spec import Metric, Model, Pooled
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError
 

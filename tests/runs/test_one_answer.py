@@ -19,10 +19,11 @@ from partwise.data import by_client, planted_ratings
 from partwise.data.store import ClientStore
 from partwise.model.spec import Pooled
 from partwise.randomness import INIT_ROUND, round_rng
+from partwise.runs.backends import make_evaluator
 from partwise.runs.client_file import source_of
 from partwise.runs.personal import Personal
 from partwise.runs.resolve import resolve
-from partwise.runs.train import make_evaluator, train
+from partwise.runs.train import train
 from partwise.testing import check_algorithm
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

@@ -5,8 +5,9 @@ import pytest
 
 from partwise.checkpoint import load_arrays
 from partwise.runs.client_file import source_of
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.types import UserError
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from partwise.data import planted_ratings
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError
 

@@ -15,7 +15,7 @@ from partwise.config.settings import Config
 from partwise.data.text.sentences import TokenIds, encode
 from partwise.data.text.words import Vocabulary
 from partwise.model.softmax import NOTHING
-from partwise.runs.train import make_simulation
+from partwise.runs.backends import make_simulation
 from partwise.tasks import load_task
 from partwise.tasks.next_word_lstm import Layouts, next_word_lstm_task, settings
 from partwise.testing import check_task

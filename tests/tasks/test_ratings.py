@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from partwise.data.store import ClientStore
+from partwise.runs.evaluation import evaluate_run
 from partwise.runs.personal import Personal
-from partwise.runs.train import evaluate_run, train
+from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.tasks.ratings import ratings_task
 from partwise.types import UserError

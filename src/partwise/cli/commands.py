@@ -97,8 +97,8 @@ def settings(options: Options) -> Result:
 def evaluate(options: Options) -> Result:
     """`partwise evaluate`."""
     from partwise.config.settings import parse_assignments
+    from partwise.runs.evaluation import evaluate_run
     from partwise.runs.summary import not_finite
-    from partwise.runs.train import evaluate_run
 
     changes = parse_assignments(options.set)
     result = evaluate_run(options.run_folder, options.split, changes, options.data)

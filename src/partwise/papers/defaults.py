@@ -18,9 +18,10 @@ from partwise.algorithms.registry import prepare
 from partwise.client.split import Split, Subset
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
+from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
-from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import PAPER, Task
 from partwise.types import UserError

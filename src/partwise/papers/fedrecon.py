@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 
 from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
+from partwise.runs.backends import make_evaluator
 from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
 from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
-from partwise.runs.train import OnStatus, make_evaluator
+from partwise.runs.train import OnStatus
 from partwise.tasks import PAPER, Task, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}

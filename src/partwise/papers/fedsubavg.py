@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once
+from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES
-from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import PAPER, Task, load_task

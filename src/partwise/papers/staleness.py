@@ -22,8 +22,9 @@ from partwise.config.settings import Config
 from partwise.metrics import Sums
 from partwise.papers.fedrecon import AUTHORS
 from partwise.papers.study import once
+from partwise.runs.backends import make_evaluator
 from partwise.runs.picture import INK, QUIET, save_picture
-from partwise.runs.train import OnStatus, Status, make_evaluator
+from partwise.runs.train import OnStatus, Status
 from partwise.server.cohort import recruit
 from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.simulation.loop import Simulation

@@ -19,11 +19,12 @@ from partwise.algorithms.registry import prepare
 from partwise.checkpoint import load_json, save_json
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
+from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import digest_of
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep import RATES, grid_of
-from partwise.runs.train import OnStatus, Status, make_evaluator, make_simulation
+from partwise.runs.train import OnStatus, Status
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError

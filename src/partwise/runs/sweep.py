@@ -10,7 +10,8 @@ import numpy as np
 
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
-from partwise.runs.train import OnStatus, Status, make_evaluator, silent
+from partwise.runs.backends import make_evaluator
+from partwise.runs.train import OnStatus, Status, silent
 from partwise.simulation.many_runs import Sweep
 from partwise.tasks import Task
 from partwise.types import UserError, unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 import warnings
@@ -13,11 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.effects import check_judging
-from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
-from partwise.data.store import ClientStore
+from partwise.runs.backends import lanes_of, make_evaluator, make_simulation
 from partwise.runs.client_file import source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
@@ -25,28 +22,20 @@ from partwise.runs.personal import Personal
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import as_record
 from partwise.runs.resolve import (
-    as_trained,
-    check_data,
-    check_other_data,
     check_resumable,
-    reopened,
     resolve,
     resumed,
 )
-from partwise.runs.sanity import check_cohort, check_fit, check_going, check_model
+from partwise.runs.sanity import check_cohort, check_fit, check_going
 from partwise.runs.summary import device_words, judged, nobody_judged, summarize_run, tell_not_finite
 from partwise.runs.tally import Tally
 from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
-from partwise.simulation.evaluator import Evaluator, KeptOf
-from partwise.simulation.lanes import choose_lanes
-from partwise.simulation.loop import Simulation
+from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.mesh import use_all_cores
-from partwise.simulation.plain import PlainSimulation
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
-SPLITS = ("train", "validation", "test")
 DEFAULT = "planted"  # the task that is trained if none is named
 
 
@@ -181,7 +170,7 @@ def _train(
     clients = f"{prepared.store.num_clients:,} training clients"
     for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
         told(note)
-    simulation = make_simulation(prepared, config, _lanes_of(folder))
+    simulation = make_simulation(prepared, config, lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config, simulation) as recorder:
         _rounds(simulation, evaluate, config, recorder, progress)
@@ -252,11 +241,6 @@ def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config) -> N
     check_going(recorder.tally, config.simulation.patience, config.rounds)
 
 
-def _lanes_of(folder: Folder | None) -> int:
-    """Those that the run in a folder began with; 0 if none did yet."""
-    return int(folder.begun()["lanes"]) if folder and folder.exists() else 0
-
-
 @contextmanager
 def recording(folder: Folder | None, task: Task, config: Config, simulation: Backend) -> Iterator[Recorder]:
     """Begin a run's folder, or go on with the run that is there. Of a new run that fails before any client counted
@@ -297,78 +281,3 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
 def _next(round_number: int, every: int) -> int:
     """The next multiple; 0 means never."""
     return (round_number // every + 1) * every if every > 0 else sys.maxsize
-
-
-def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:
-    """The backend that the configuration names; lanes measured unless they are given."""
-    given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
-    if config.simulation.backend == "plain":
-        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
-    if config.simulation.backend != "compiled":
-        raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
-    make = lambda count: Simulation(
-        *given,
-        seed=config.seed,
-        lanes=count,
-        rounds_per_call=config.simulation.rounds_per_call,
-        serving=config.serving.way,
-    )
-    wanted = lanes or config.simulation.lanes
-    if wanted:
-        return make(wanted)
-    name = dataclasses.replace(config, seed=0, rounds=0).to_toml() + str(prepared.store)
-    return choose_lanes(make, config.rounds, name)
-
-
-def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
-    """Evaluation of these clients, in a program that fits the others too."""
-    seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
-    return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
-
-
-def evaluate_run(
-    run: str | Path,
-    split: str = "test",
-    changes: Mapping[str, Any] | None = None,
-    data: str | None = None,
-) -> dict[str, Any]:
-    """Evaluate a recorded run again, perhaps with other settings (another number of reconstruction steps).
-
-    `data` is where the run's data is, if not where it was.
-    """
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
-    check_judging(changes or {})
-    use_all_cores()
-    folder = Folder(run)
-    params = folder.model()
-    task, config = reopened(folder, data, changes or {})
-    others = [key for key in changes or {} if key.startswith("data.") and key != "data.path"]
-    if others:
-        check_other_data(folder, task, others)
-    else:
-        check_data(folder, task)
-    task = as_trained(folder, task)
-    prepared = prepare(task, config)
-    check_model(folder, prepared, params)
-    evaluate = make_evaluator(prepared, config, getattr(task, split))
-    result = evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
-    told = judged(task, prepared, config, split)
-    if others and split != "train":
-        told["clients"] = "other (some may have been trained on)"
-    return result | {"judged": told}
-
-
-def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
-    """What the clients of a finished run kept, from its last checkpoint, where they are judged with it."""
-    if not evaluate.algorithm.judged_with:
-        return None
-    simulation = make_simulation(prepared, config, _lanes_of(folder))
-    if config.rounds != folder.rounds_done():
-        raise UserError(
-            f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
-            f"hold it, are gone: train it again"
-        )
-    saved = folder.checkpoint(config.rounds, simulation.snapshot())
-    simulation.resume(saved.state, saved.round)
-    return simulation.kept_of

@@ -1,0 +1,48 @@
+"""What runs and judges the rounds of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from partwise.algorithms.entry import Prepared
+from partwise.config.settings import Config
+from partwise.data.store import ClientStore
+from partwise.runs.folder import Folder
+from partwise.simulation.backend import Backend
+from partwise.simulation.evaluator import Evaluator
+from partwise.simulation.lanes import choose_lanes
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import PlainSimulation
+from partwise.types import UserError
+
+
+def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:
+    """The backend that the configuration names; lanes measured unless they are given."""
+    given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
+    if config.simulation.backend == "plain":
+        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
+    if config.simulation.backend != "compiled":
+        raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
+    make = lambda count: Simulation(
+        *given,
+        seed=config.seed,
+        lanes=count,
+        rounds_per_call=config.simulation.rounds_per_call,
+        serving=config.serving.way,
+    )
+    wanted = lanes or config.simulation.lanes
+    if wanted:
+        return make(wanted)
+    name = dataclasses.replace(config, seed=0, rounds=0).to_toml() + str(prepared.store)
+    return choose_lanes(make, config.rounds, name)
+
+
+def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
+    """Evaluation of these clients, in a program that fits the others too."""
+    seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
+    return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
+
+
+def lanes_of(folder: Folder | None) -> int:
+    """Those that the run in a folder began with; 0 if none did yet."""
+    return int(folder.begun()["lanes"]) if folder and folder.exists() else 0
