@@ -9,6 +9,7 @@ import warnings
 import numpy as np
 import pytest
 
+from partwise.runs import backends
 from partwise.runs import train as runs
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
@@ -103,7 +104,7 @@ def test_a_new_run_does_not_go_on_with_what_is_left_of_another(copied, tiny):
 def test_lanes_belong_to_the_folder_from_the_start(tiny, tmp_path, monkeypatch):
     """Killed before its first checkpoint, it goes on with the lanes that it began with, whatever is best now."""
     chosen = iter([3, 2])
-    monkeypatch.setattr(runs, "choose_lanes", lambda make, *_: make(next(chosen)))
+    monkeypatch.setattr(backends, "choose_lanes", lambda make, *_: make(next(chosen)))
     changes = tiny | {"simulation.lanes": 0, "simulation.checkpoint_every": 0, "cohort.size": 8}
 
     class KilledError(BaseException):
