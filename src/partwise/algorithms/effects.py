@@ -150,8 +150,7 @@ def check_effects(
     task: Task, config: Config, entry: AlgorithmEntry, usual: Config, written: Iterable[str]
 ) -> None:
     """Raise if a written setting differs from what the task would `usual`ly have and is not read. Of an
-    algorithm
-    that does not say what it leaves unread nothing is known, so all settings may be."""
+    algorithm that does not say what it leaves unread nothing is known, so all settings may be."""
     if entry.unread is None:
         return
     facts, values, before = _facts(task, config, entry), config.flat(), usual.flat()

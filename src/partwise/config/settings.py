@@ -28,8 +28,7 @@ MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 3
 
 def key(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
     """A setting: its default, what it means (`partwise settings` tells it), and if it is a number, the least
-    and
-    the most that it may be."""
+    and the most that it may be."""
     limits = None if least is None or most is None else Limits(least, most)
     return field(default=default, metadata={"meaning": meaning, "limits": limits})
 
@@ -327,8 +326,7 @@ def shared_keys() -> list[str]:
 
 def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
     """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed.
-    Where
-    no key space is named, `select.SPACE` stands for all."""
+    Where no key space is named, `select.SPACE` stands for all."""
     config = config or Config()
     lines = []
     for about in dataclasses.fields(config):

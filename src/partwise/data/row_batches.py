@@ -24,9 +24,8 @@ class Wanted:
     names: tuple[str, ...] | None = None  # all, if None
     ids: tuple[str, ...] = ()
     lists: Mapping[str, int] = dataclasses.field(default_factory=dict)  # room for the last ids of lists
-    held: dict[str, str] = dataclasses.field(
-        default_factory=dict
-    )  # what columns hold, which all batches must
+    # column -> what it held in the first batch (dates, say), which the others must hold too
+    held: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def to_columns(batch: Batch, plan: Wanted, first_row: int = 0) -> dict[str, Column]:

@@ -166,9 +166,13 @@ def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
-    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it. `model`
-    is
-    the digest of the model that it was rebuilt for (`Personal.digest`)."""
+    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it.
+
+    Args:
+        path: Where to; a file that is not a local part is not overwritten.
+        local: The local part, as `Personal.personalize` gave it.
+        model: The digest of the model that it was rebuilt for: `Personal.digest`.
+    """
     if Path(path).exists() and Path(path).stat().st_size and not _is_local(path):
         raise UserError(
             f"'{path}' is there, and is not a local part: choose another name with --out (out=...)"
@@ -177,8 +181,12 @@ def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
 
 
 def load_local(path: str | Path, model: str | None = None) -> dict[str, np.ndarray]:
-    """A local part that was stored before; if `model` is given, one that was rebuilt for the model of that
-    digest."""
+    """A local part that was stored before, {path: array}.
+
+    Args:
+        path: The file.
+        model: The digest of the model (`Personal.digest`) that it must have been rebuilt for; None: any.
+    """
     arrays, header = load_arrays(regular(path, "give the file that `partwise personalize` wrote"))
     if header.get("kind") != "local":
         raise UserError(f"'{path}' is not a local part written by `partwise personalize`")

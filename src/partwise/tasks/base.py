@@ -54,7 +54,6 @@ class Setting(NamedTuple):
         partition: The roles, as `partition(model, rules)` gives them.
         columns: The columns of the examples that the model reads.
         own_spaces: Key spaces in which every client has rows of its own.
-        shapes: Of a row's value in a column, where that is known.
     """
 
     model: Model

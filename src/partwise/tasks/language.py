@@ -18,9 +18,9 @@ from partwise.model.spec import Batch, Metric
 def load_sentences(
     data: str | None, num_words: int, *, comments: bool = True, seed: int = 42, **shape: Any
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test clients with the column `tokens` (see data.sentences), of TFF's Stack Overflow
-    or of Shakespeare if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets, length and
-    max_sentences."""
+    """Training, validation and test clients with the column `tokens` (see data.text.sentences), of TFF's Stack
+    Overflow or of Shakespeare if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets,
+    length and max_sentences."""
     if source := stackoverflow.locate(data):
         with stackoverflow.open_unseen(source) as corpora:
             words = sentence_vocabulary(corpora[0], num_words)

@@ -303,8 +303,8 @@ def load_generated(
     ] = "float32",
     seed: Annotated[int, "of what is generated, and of the cut into parts", SEEDS] = 0,
 ) -> Task:
-    """Sentences in which words of a client's own decide what follows (see data.planted_sentences); by default a
-    language and a model that are learned in seconds on a CPU."""
+    """Sentences in which words of a client's own decide what follows (see data.generated.planted_sentences);
+    by default a language and a model that are learned in seconds on a CPU."""
     refuse_data("next-word-planted", data)
     size = 16.0 * num_clients * sentences * length
     check_memory(size, "so many sentences", "lower data.num_clients or data.sentences")
@@ -319,7 +319,7 @@ def load_generated(
 def next_word_lstm_task(
     train: ClientStore, validation: ClientStore, test: ClientStore, num_buckets: int, **model: Any
 ) -> Task:
-    """A task from stores with the column `tokens`, as `data.sentences` makes them, with as many buckets."""
+    """A task from stores with the column `tokens`, as `data.text.sentences` makes them, with as many buckets."""
     made = train.info.get("num_buckets", num_buckets)
     if made != num_buckets:
         raise UserError(

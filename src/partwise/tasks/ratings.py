@@ -78,7 +78,6 @@ PRESETS = {PAPER: PAPER_SETTINGS}
 # Seen users have something that was trained for them, which fed_recon has not.
 DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
-CLIENT = "user"  # the column of clients, if nothing else is said
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
 SAMPLE = 10_000  # clients at most whose ratings say what the mean and the spread are
 
@@ -195,7 +194,7 @@ def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
 def load(
     data: str | None = None,
     *,
-    client: Annotated[str, "the column that names the client"] = CLIENT,
+    client: Annotated[str, "the column that names the client"] = "user",
     item: Annotated[str, "the column of items"] = "item",
     rating: Annotated[str, "the column of ratings"] = "rating",
     time: Annotated[str | None, "a column of times, if there is one"] = None,

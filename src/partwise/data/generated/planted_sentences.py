@@ -32,7 +32,7 @@ def planted_sentences(
     length: int = 10,
     seed: int = 0,
 ) -> ClientStore:
-    """A store with the column `tokens` [N, length + 1] as `data.sentences` makes it, all sentences full."""
+    """A store with the column `tokens` [N, length + 1] as `data.text.sentences` makes it, all sentences full."""
     sizes = {"num_clients": num_clients, "sentences": sentences, "num_buckets": num_buckets, "length": length}
     check_numbers(sizes, positive=set(sizes))
     if num_words < KINDS:
