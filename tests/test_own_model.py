@@ -12,9 +12,10 @@ from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
+from partwise.server.messages import send
 from partwise.simulation.loop import Simulation
 from partwise.types import UserError
 

@@ -12,11 +12,11 @@ from partwise.client.state import Client, Progress, received_slices, whole_leave
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.randomness import child
 from partwise.selection.choose import Choice, everything, own
-from partwise.server.mean import Aggregator
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
-from partwise.server.total import Report
+from partwise.server.total import Aggregator, Contribution, Report
 from partwise.types import UserError, unknown
 
 
@@ -88,6 +88,21 @@ def init_server(algorithm: Algorithm, rng: jax.Array) -> ServerState:
     partition = algorithm.partition
     carried = algorithm.aggregator.init(partition)
     return init_state(partition, algorithm.optimizer, init_params(algorithm, rng), carried)
+
+
+class Done(NamedTuple):
+    """A client's round: what leaves it, and what stays."""
+
+    sent: Contribution
+    keep: Mapping[str, jax.Array]  # until its next round
+    counts: jax.Array  # whether it took part: who did not keeps what it had
+
+
+def contribute(algorithm: Algorithm, client: Client) -> Done:
+    """A round on a client."""
+    report = algorithm.client(client)
+    sent = algorithm.aggregator.encode(report, child(client.rng, "encode"))
+    return Done(sent, report.keep, sent.valid & (report.weight > 0))
 
 
 def change(client: Client, progress: Progress) -> dict[str, jax.Array]:

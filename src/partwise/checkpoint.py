@@ -49,6 +49,17 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
 
 
+def header_of(data: bytes, largest: int) -> dict[str, Any]:
+    """The header alone, which must not take more than so many bytes."""
+    length = int.from_bytes(data[:8], "little")
+    if length > largest:
+        raise UserError(f"a header of {length:,} bytes is too large: {largest:,} at most")
+    try:
+        return dict(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partwise"]))
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
+
+
 def _arrays(data: bytes) -> dict[str, np.ndarray]:
     """Those of 16-bit brain floats too, which numpy alone does not know."""
     return {

@@ -13,21 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Algorithm, kept_shape, whole_model
-from partwise.checkpoint import from_bytes, to_bytes
+from partwise.algorithm import Algorithm, contribute, kept_shape, whole_model
 from partwise.client.batches import Drawn, Examples
 from partwise.client.check_model import check_model
 from partwise.client.state import Client, begin, outputs_of, read
 from partwise.data.checks import narrow
+from partwise.data.ragged import pad_to_power
 from partwise.data.store import ClientStore
-from partwise.metrics import Measured, Sums
+from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.randomness import Words, child, client_numbers, client_rng, words
 from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
-from partwise.server.total import Report
-from partwise.types import UserError
+from partwise.server.messages import Slices, read_slices, write_report
 
 
 class Asked(NamedTuple):
@@ -75,21 +74,6 @@ def ask(
     return Asked(keys, positions, {space: choose[space].complete for space in own}, missed)
 
 
-def send(
-    partition: Partition, params: Mapping[str, Any], keys: Mapping[str, np.ndarray], rng: jax.Array
-) -> bytes:
-    """The server's message: shared and frozen leaves, the slices of the client's keys, the round's randomness."""
-    arrays = {}
-    for path, leaf in params.items():
-        if path in partition.of("keyed"):
-            role = partition.roles[path]
-            parts = role.psi.encode(np.asarray(leaf)[keys[role.space]])
-            arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
-        else:
-            arrays[path] = np.asarray(leaf)
-    return to_bytes(arrays, {"rng": np.asarray(jax.random.key_data(rng)).tolist()})
-
-
 class Device:
     """One client's side of an algorithm; compiled once per size of client.
 
@@ -100,7 +84,9 @@ class Device:
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
-        self._report = jax.jit(lambda kept, given: algorithm.client(self._client(given)._replace(kept=kept)))
+        self._contribute = jax.jit(
+            lambda kept, given: contribute(algorithm, self._client(given)._replace(kept=kept))
+        )
         self._personalize = jax.jit(self._personalized)
         self._evaluate = jax.jit(
             lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept))
@@ -137,11 +123,12 @@ class Device:
         """The same of a client that keeps something between its rounds: what it kept (nothing before the first),
         and what it keeps now."""
         asked = asked or self.ask(examples)
-        given = self._given(message, examples, asked)
-        report = self._report(self._before(kept, given.tables), given)
+        sent = read_slices(self.algorithm.partition, message, asked.keys)
+        given = self._with(sent, examples, asked)
+        done = self._contribute(self._before(kept, given.tables), given)
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
-        header = {"weight": float(report.weight), "loss": [float(x) for x in report.loss]}
-        return to_bytes(mine(report.update), header), mine(report.keep)
+        report = write_report(sent.about, done.sent._replace(update=mine(done.sent.update)))
+        return report, mine(done.keep) if done.counts else dict(kept or {})
 
     def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
         """Without what fills a slice up."""
@@ -153,11 +140,11 @@ class Device:
     ) -> dict[str, np.ndarray]:
         """What the client kept, filled up as its slices are; zeros if it kept nothing yet."""
         keyed = self.algorithm.partition.of("keyed")
-        if kept is None:
+        if not kept:
             shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.keeps}
             like = lambda path: tables[path] if path in keyed else shapes[path]
             return {path: np.zeros(like(path).shape, leaf.dtype) for path, leaf in shapes.items()}
-        return {path: _padded(rows) if path in keyed else rows for path, rows in kept.items()}
+        return {path: pad_to_power(rows) if path in keyed else rows for path, rows in kept.items()}
 
     def personalize(
         self,
@@ -193,19 +180,22 @@ class Device:
         return np.asarray(outputs)[: examples.num_examples]
 
     def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> Given:
-        """What came and what the client has; a whole table is not padded, for it has one size for all."""
+        """What came and what the client has."""
+        return self._with(read_slices(self.algorithm.partition, message, asked.keys), examples, asked)
+
+    def _with(self, sent: Slices, examples: ClientStore, asked: Asked) -> Given:
+        """Padded; but a whole table is not, for it has one size for all."""
         examples = _packed(examples)
-        params, header = self._decoded(message, asked)
         partition = self.algorithm.partition
         every = {space: len(keys) == partition.num_keys(space) for space, keys in asked.keys.items()}
         some = [path for path in partition.of("keyed") if not every[partition.roles[path].space]]
         columns = {
-            name: _padded(narrow(name, column))
+            name: pad_to_power(narrow(name, column))
             for name, column in examples.columns.items()
             if name not in asked.positions
         }
-        positions = {name: _padded(column) for name, column in asked.positions.items()}
-        tables = {path: _padded(leaf) if path in some else leaf for path, leaf in params.items()}
+        positions = {name: pad_to_power(column) for name, column in asked.positions.items()}
+        tables = {path: pad_to_power(leaf) if path in some else leaf for path, leaf in sent.params.items()}
         return Given(
             tables=tables,
             columns=columns,
@@ -214,25 +204,8 @@ class Device:
             missing={space: None if complete else 0 for space, complete in asked.complete.items()},
             count=examples.num_examples,
             number=words(client_numbers(examples.client_ids)[0]),
-            rng=jnp.asarray(header["rng"], jnp.uint32),
+            rng=sent.rng,
         )
-
-    def _decoded(self, message: bytes, asked: Asked) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The leaves of a message; slices as psi decodes them, which must be those that were asked for."""
-        partition = self.algorithm.partition
-        arrays, header = from_bytes(message)
-        params = {path: arrays[path] for path in partition.server_paths if path in arrays}
-        for path in partition.of("keyed"):
-            mark = f"{path}:"
-            parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
-            params[path] = np.asarray(partition.roles[path].psi.decode(parts, partition.shapes[path].dtype))
-            keys = asked.keys[partition.roles[path].space]
-            if len(params[path]) != len(keys):
-                raise UserError(
-                    f"the message has {len(params[path])} rows of '{path}', and the client asked for {len(keys)}: "
-                    f"give the `asked` that the message answers"
-                )
-        return params, header
 
     def _client(self, given: Given) -> Client:
         partition = self.algorithm.partition
@@ -278,22 +251,6 @@ class Device:
         return outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
 
 
-def read_report(data: bytes) -> Report:
-    """The server's reading of what a client returned."""
-    update, header = from_bytes(data)
-    return Report(
-        {path: jnp.asarray(change) for path, change in update.items()},
-        jnp.asarray(header["weight"]),
-        Sums(*map(jnp.asarray, header["loss"])),
-    )
-
-
 def _packed(examples: ClientStore) -> ClientStore:
     """The client's rows alone: a store may be a view of others' rows too."""
     return examples if examples.packed() else examples.gather()
-
-
-def _padded(array: np.ndarray) -> np.ndarray:
-    """Rows filled up with zeros to the next power of two."""
-    capacity = 1 << max(len(array) - 1, 0).bit_length()
-    return np.concatenate([array, np.zeros((capacity - len(array), *array.shape[1:]), array.dtype)])

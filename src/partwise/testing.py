@@ -20,8 +20,7 @@ from partwise.metrics import zero_sums
 from partwise.model.partition import Partition, shared
 from partwise.model.spec import Model, Pooled, training_losses
 from partwise.server.cohort import Recruiting
-from partwise.server.mean import Aggregator, weight_of
-from partwise.server.total import Report, add_report, zero_total
+from partwise.server.total import Aggregator, Report, add, zero_total
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -69,11 +68,19 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
         Report(u, jnp.asarray(float(w)), zero_sums()) for u, w in zip(updates, (3, 1, 2, 0), strict=True)
     ]
 
+    parts = _all_shared()
+
     def decode(order: list[int]) -> Mapping[str, jax.Array]:
-        total = zero_total(_all_shared(), {"x": jnp.zeros(3)}, ("x",))
+        total = zero_total(aggregator, parts, {"x": jnp.zeros(3)})
         for i in order:
-            total = add_report(_all_shared(), total, reports[i], weight_of(aggregator, reports[i]), {})
-        return aggregator.decode(_all_shared(), total, aggregator.init(_all_shared()))[0]
+            sent = aggregator.encode(reports[i], jax.random.key(i))
+            assert sent.valid, "a finite update must give a valid contribution"
+            before, total = total, add(parts, total, sent, {})
+            assert _types(total) == _types(before), (
+                "contributions must have the type that `zero` begins the sum in"
+            )
+        total = aggregator.reveal(total)
+        return aggregator.decode(parts, total, aggregator.init(parts), jax.random.key(0))[0]
 
     _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)
     _assert_close(decode([0, 1, 2, 3]), decode([0, 1, 2]), tol)
@@ -150,6 +157,10 @@ def _check_batch(model: Model, params: Params, batch: dict[str, jax.Array]) -> N
 def _all_shared() -> Partition:
     shape = {"x": jax.ShapeDtypeStruct((3,), jnp.float32)}
     return Partition(("x",), {"x": shared()}, shape, jax.tree_util.tree_structure(shape), {})
+
+
+def _types(values: object) -> list[object]:
+    return [jnp.result_type(leaf) for leaf in jax.tree_util.tree_leaves(values)]
 
 
 def _assert_close(a: object, b: object, tol: float) -> None:

@@ -12,13 +12,14 @@ from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import BEGAN, fed_per
 from partwise.client import reconstruct, update
 from partwise.client.batches import Schedule
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.spec import Metric, Model
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import mean
+from partwise.server.messages import send
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation

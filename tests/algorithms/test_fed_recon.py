@@ -17,6 +17,7 @@ from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import child, client_numbers, client_rng, words
 from partwise.server import optimizers
+from partwise.server.round import Server
 from partwise.server.step import init_state
 from partwise.simulation.plain import plain_round
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -59,7 +60,7 @@ def one_round(algorithm, store, clients=None):
     params = init_params(algorithm, jax.random.key(0))
     state = init_state(algorithm.partition, algorithm.optimizer, params)
     clients = range(store.num_clients) if clients is None else clients
-    after = plain_round(algorithm, Device(algorithm), state, store, list(clients), ROUND)
+    after = plain_round(Server(algorithm), Device(algorithm), state, store, list(clients), ROUND).closed
     as_numpy = lambda leaves: {path: np.array(leaf) for path, leaf in leaves.items()}
     return as_numpy(params), as_numpy(after.state.params)
 

@@ -24,6 +24,7 @@ from partwise.selection.select import deselect, keyed_leaves, select
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
+from partwise.server.round import Server
 from partwise.server.step import init_state
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
@@ -221,7 +222,7 @@ def test_a_round_by_hand(store):
     params = init_params(algorithm, jax.random.key(5))
     state = init_state(parts, algorithm.optimizer, params)
     clients, rng = [0, 4, 5], jax.random.key(9)
-    done = plain_round(algorithm, Device(algorithm), state, store, clients, rng, 1, 6)
+    done = plain_round(Server(algorithm), Device(algorithm), state, store, clients, rng, 1, 6).closed
     total = {path: jnp.zeros_like(leaf) for path, leaf in params.items()}
 
     @jax.jit

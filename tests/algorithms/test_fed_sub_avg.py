@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from partwise.selection.key_heat import count_heats
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
-from partwise.server.mean import by_examples, mean, uniform, weight_of
-from partwise.server.total import Report, add_report, zero_total
+from partwise.server.mean import by_examples, mean, uniform
+from partwise.server.total import Report, add, zero_total
 from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 from partwise.types import UserError
@@ -95,12 +96,12 @@ def test_the_expected_update_of_a_row_is_the_mean_over_its_holders(sparse_model,
     for size in (1, 2, 4):
         means = []
         for cohort in itertools.combinations(range(5), size):
-            total = zero_total(sparse_parts, params, ("bias", "table"))
+            total = zero_total(aggregator, sparse_parts, params)
             for i in cohort:
                 report = Report({"bias": jnp.ones(()), "table": updates[i]}, jnp.asarray(3.0), zero_sums())
-                weight = weight_of(aggregator, report)
-                total = add_report(sparse_parts, total, report, weight, {"item": jnp.array(rows[i])})
-            means.append(aggregator.decode(sparse_parts, total, carried)[0]["table"])
+                sent = aggregator.encode(report, jax.random.key(i))
+                total = add(sparse_parts, total, sent, {"item": jnp.array(rows[i])})
+            means.append(aggregator.decode(sparse_parts, total, carried, jax.random.key(0))[0]["table"])
         for row in range(5):
             holders = [updates[i][each.index(row)] for i, each in enumerate(rows) if row in each]
             assert len(holders) == HOLDERS[row]

@@ -10,10 +10,11 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, child, client_numbers, client_rng, round_rng, words
 from partwise.server import optimizers
+from partwise.server.messages import send
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
 

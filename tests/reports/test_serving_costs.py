@@ -12,6 +12,7 @@ from partwise.reports.serving_costs import compare_serving
 from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.selection.serving import WAYS
+from partwise.server.round import Server
 from partwise.server.step import init_state
 from partwise.simulation.plain import plain_round
 from partwise.types import UserError
@@ -73,10 +74,10 @@ def test_messages_are_what_is_counted_but_for_their_headers(psi):
     algorithm = algorithm._replace(partition=with_psi(algorithm.partition, PSIS[psi]))
     rng = round_rng(0, INIT_ROUND)
     state = init_state(algorithm.partition, algorithm.optimizer, init_params(algorithm, rng))
-    done = plain_round(algorithm, Device(algorithm), state, prepared.store, [0, 1, 2], rng)
+    done = plain_round(Server(algorithm), Device(algorithm), state, prepared.store, [0, 1, 2], rng).closed
     served = serve(sizes_of(algorithm.partition), 3, done.demands)["on_demand"]
-    assert 0 < done.bytes_down - served.bytes_down < 3 * 400
-    assert 0 < done.bytes_up - (served.bytes_up - KEY_BYTES * served.requests) < 3 * 400
+    assert 0 < done.bytes_down - served.bytes_down < 3 * 600
+    assert 0 < done.bytes_up - (served.bytes_up - KEY_BYTES * served.requests) < 3 * 600
 
 
 @pytest.mark.parametrize(("task", "changes"), [("tags-planted", TAGS), ("writers", WRITERS)])

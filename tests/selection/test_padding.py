@@ -12,13 +12,14 @@ from partwise.algorithms.fed_select import fed_select
 from partwise.checkpoint import from_bytes
 from partwise.client import update
 from partwise.client.batches import Schedule
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Metric, Model
 from partwise.randomness import round_rng
 from partwise.selection.choose import parse_choice
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
+from partwise.server.messages import send
 from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 from partwise.types import UserError
@@ -188,5 +189,5 @@ def test_a_message_of_other_keys_is_refused(store):
     device, examples = Device(algorithm), store.gather([0])
     params = init_params(algorithm, jax.random.key(0))
     message = send(algorithm.partition, params, device.ask(examples).keys, round_rng(0, 0))
-    with pytest.raises(UserError, match="has 2 rows of 'item', and the client asked for 30"):
+    with pytest.raises(UserError, match=r"'item:rows' in the slices is float32 .*, and must be"):
         device.evaluate(message, examples)

@@ -9,7 +9,16 @@ import pytest
 from partwise.model.partition import frozen, keyed, partition
 from partwise.model.spec import Model
 from partwise.server import optimizers
-from partwise.server.step import ServerState, init_state, is_finite, map_tables, step, step_rows, trainable
+from partwise.server.step import (
+    ServerState,
+    init_state,
+    is_finite,
+    map_tables,
+    put_rows,
+    step,
+    take_rows,
+    trainable,
+)
 from partwise.types import UserError
 
 RATE = 0.3
@@ -168,6 +177,13 @@ def test_step_on_the_rows_of_a_cohort_equals_the_step_on_the_table(parts, name):
 
 
 LAZY = [("lazy_adam", adam), ("lazy_yogi", yogi)]
+
+
+def step_rows(parts, optimizer, state, rows, mean, active):
+    """A step on these rows of the tables, and on all that is no table."""
+    cut = {path: leaf[rows["item"]] if path == "table" else leaf for path, leaf in mean.items()}
+    part = step(take_rows(parts, optimizer, state, rows), optimizer, cut, active)
+    return put_rows(parts, optimizer, state, rows, part)
 
 
 def as_floats(arrays):

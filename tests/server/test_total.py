@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ import pytest
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Model
-from partwise.server.mean import mean, uniform, weight_of
-from partwise.server.total import Report, add_report, zero_total
+from partwise.server.mean import mean, uniform
+from partwise.server.total import Report, add, zero_total
 
+RNG = jax.random.key(0)
 START = {"table": jnp.zeros((4, 2)), "bias": jnp.zeros(1)}
 
 
@@ -34,15 +36,19 @@ REPORTS = [
 
 
 def total_of(parts, aggregator, reports):
-    total = zero_total(parts, START, ("table", "bias"), aggregator.held)
+    total = zero_total(aggregator, parts, START)
     for each, rows in reports:
-        total = add_report(parts, total, each, weight_of(aggregator, each), rows)
+        total = add(parts, total, aggregator.encode(each, RNG), rows)
     return total
+
+
+def decoded(parts, aggregator, total):
+    return aggregator.decode(parts, total, {}, RNG)[0]
 
 
 def test_weighted_mean_is_over_all_examples_not_over_the_holders_of_a_row(parts):
     total = total_of(parts, mean(), REPORTS)
-    found = mean().decode(parts, total, {})[0]
+    found = decoded(parts, mean(), total)
     np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
     row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
     np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [2 / 8, 4 / 8]])
@@ -51,7 +57,7 @@ def test_weighted_mean_is_over_all_examples_not_over_the_holders_of_a_row(parts)
 
 
 def test_uniform_mean_counts_clients_with_examples(parts):
-    found = mean(uniform).decode(parts, total_of(parts, mean(uniform), REPORTS), {})[0]
+    found = decoded(parts, mean(uniform), total_of(parts, mean(uniform), REPORTS))
     np.testing.assert_allclose(found["bias"], [15])
     np.testing.assert_allclose(found["table"][0], [4, 5])
 
@@ -61,14 +67,14 @@ def test_mean_over_holders_divides_a_row_by_the_weight_of_those_who_hold_it(part
     aggregator = mean(over_holders=("item",))
     total = total_of(parts, aggregator, REPORTS)
     np.testing.assert_allclose(total.held["item"], [8, 0, 0, 2])
-    found = aggregator.decode(parts, total, {})[0]
+    found = decoded(parts, aggregator, total)
     np.testing.assert_allclose(found["bias"], [(2 * 10 + 6 * 20) / 8])
     row_0 = [(2 * 3 + 6 * 5) / 8, (2 * 4 + 6 * 6) / 8]
     np.testing.assert_allclose(found["table"], [row_0, [0, 0], [0, 0], [1, 2]])
 
 
 def test_the_order_of_reports_does_not_matter(parts):
-    means = [mean().decode(parts, total_of(parts, mean(), r), {})[0] for r in itertools.permutations(REPORTS)]
+    means = [decoded(parts, mean(), total_of(parts, mean(), r)) for r in itertools.permutations(REPORTS)]
     for other in means[1:]:
         np.testing.assert_allclose(other["table"], means[0]["table"], rtol=1e-6)
 
@@ -82,7 +88,7 @@ def test_nobody_means_no_update(parts, aggregator):
     total = total_of(parts, aggregator, REPORTS[2:])
     assert total.weight == 0
     assert total.clients == 0
-    for path, update in aggregator.decode(parts, total, {})[0].items():
+    for path, update in decoded(parts, aggregator, total).items():
         np.testing.assert_array_equal(update, np.zeros_like(START[path]))
 
 
@@ -91,4 +97,4 @@ def test_who_has_nothing_to_report_never_counts_whatever_an_aggregator_says(part
     careless = mean(lambda report: jnp.ones(()))
     total = total_of(parts, careless, REPORTS)
     assert (float(total.weight), float(total.clients)) == (2, 2)
-    np.testing.assert_allclose(careless.decode(parts, total, {})[0]["bias"], [15])
+    np.testing.assert_allclose(decoded(parts, careless, total)["bias"], [15])

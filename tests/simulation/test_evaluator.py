@@ -10,11 +10,12 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.device import Device, ask, send
+from partwise.device import Device, ask
 from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.server import optimizers
+from partwise.server.messages import send
 from partwise.simulation import evaluator as evaluate
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization

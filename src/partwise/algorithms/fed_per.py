@@ -45,9 +45,9 @@ from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice
-from partwise.server.mean import Aggregator, mean
+from partwise.server.mean import mean
 from partwise.server.optimizers import ServerOptimizer
-from partwise.server.total import Report
+from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Task
 from partwise.types import UserError
 

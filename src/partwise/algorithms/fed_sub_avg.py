@@ -7,9 +7,7 @@ The correction goes with any algorithm here (`server.mean = heat`); this one is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import jax
+from collections.abc import Mapping
 
 from partwise.algorithm import Algorithm, Build
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
@@ -22,9 +20,8 @@ from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
-from partwise.server.mean import uniform
+from partwise.server.mean import Weigh, uniform
 from partwise.server.optimizers import ServerOptimizer
-from partwise.server.total import Report
 from partwise.tasks.base import Setting, Task
 from partwise.types import UserError
 
@@ -36,7 +33,7 @@ def fed_sub_avg(
     update: Update,
     optimizer: ServerOptimizer,
     heats: Mapping[str, Heat] | None,
-    weigh: Callable[[Report], jax.Array] = uniform,
+    weigh: Weigh = uniform,
     cap: float | None = None,
 ) -> Algorithm:
     """`heats` by key space (`selection.key_heat.count_heats`); None: estimated from the cohorts as they

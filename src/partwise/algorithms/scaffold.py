@@ -33,9 +33,9 @@ from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
 from partwise.model.spec import Model
 from partwise.selection.choose import Choice
-from partwise.server.mean import Aggregator, Carried, mean, uniform
+from partwise.server.mean import mean, uniform
 from partwise.server.optimizers import ServerOptimizer
-from partwise.server.total import Report, Total
+from partwise.server.total import Aggregator, Carried, Report, Total
 from partwise.tasks.base import Task
 from partwise.types import UserError
 
@@ -138,8 +138,10 @@ def _mean(num_clients: int) -> Aggregator:
     """The mean over the cohort; of control variates, |S| / N of it."""
     plain = mean(uniform)
 
-    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
-        means, carried = plain.decode(partition, total, carried)
+    def decode(
+        partition: Partition, total: Total, carried: Carried, rng: jax.Array
+    ) -> tuple[dict[str, jax.Array], Carried]:
+        means, carried = plain.decode(partition, total, carried, rng)
         share = total.clients / num_clients
         return {path: x * share if _is_control(path) else x for path, x in means.items()}, carried
 

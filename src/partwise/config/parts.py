@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import jax
 import optax
 
 from partwise.algorithm import whole_model
@@ -20,7 +19,7 @@ from partwise.selection.key_heat import count_heats
 from partwise.server import heat_mean, mean
 from partwise.server.cohort import Recruiting
 from partwise.server.optimizers import OPTIMIZERS, ServerOptimizer, make_optimizer
-from partwise.server.total import Report
+from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting
 from partwise.types import UserError, unknown
 
@@ -111,7 +110,7 @@ def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOpt
     return make_optimizer(config.server.optimizer, rate, **config.server.settings)
 
 
-def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> mean.Aggregator:
+def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> Aggregator:
     """What the sum of a round means; heat is counted over the training clients in `store`."""
     part, spaces = config.server, tuple(setting.partition.spaces)
     weigh = make_weigh(config)
@@ -127,7 +126,7 @@ def make_aggregator(setting: Setting, config: Config, store: ClientStore | None 
     return mean.mean(weigh, spaces if part.mean == "holders" else setting.own_spaces)
 
 
-def make_weigh(config: Config) -> Callable[[Report], jax.Array]:
+def make_weigh(config: Config) -> mean.Weigh:
     """What a client counts in a mean."""
     one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
     return mean.by_examples if config.server.weighting == "examples" else mean.uniform

@@ -88,3 +88,17 @@ def mix(values: np.ndarray) -> np.ndarray:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
+
+
+def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
+    """The array with its first axis filled up, so that its shape stays the same from call to call."""
+    if len(array) == capacity:
+        return array
+    result = np.full((capacity, *array.shape[1:]), fill, array.dtype)
+    result[: len(array)] = array
+    return result
+
+
+def pad_to_power(array: np.ndarray, fill: int = 0) -> np.ndarray:
+    """The array filled up to the next power of two, so that arrays of similar sizes share a program."""
+    return pad(array, 1 << max(len(array) - 1, 0).bit_length(), fill)

@@ -10,8 +10,11 @@ library is along axis 0; `merge` moves the axis back before a model sees the lea
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -166,6 +169,26 @@ class Partition:
         """Key space -> the leaves it cuts."""
         names = dict.fromkeys(self.roles[path].space for path in self.of("keyed"))
         return {name: tuple(p for p in self.of("keyed") if self.roles[p].space == name) for name in names}
+
+    @cached_property
+    def server_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The leaves that the server stores, keyed ones rows first."""
+        params = tree.unflatten(self.treedef, self.paths, self.shapes)
+        return jax.eval_shape(lambda params: self.split(params)[0], params)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all leaves, their shapes and roles: two with the same digest can exchange messages."""
+        leaves = [
+            [
+                path,
+                leaf.shape,
+                leaf.dtype.name,
+                {**asdict(self.roles[path]), "psi": self.roles[path].psi.name},
+            ]
+            for path, leaf in self.shapes.items()
+        ]
+        return hashlib.sha256(json.dumps([leaves, self.columns], sort_keys=True).encode()).hexdigest()[:32]
 
     def num_keys(self, space: str) -> int:
         """How many keys the space has."""

@@ -19,12 +19,13 @@ from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.runs.client_file import ClientFile, Form, Source, read_client_file, readable
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import entry_of
 from partwise.runs.sanity import check_finite
+from partwise.server.messages import send
 from partwise.tasks import Setting
 from partwise.types import UserError
 

@@ -11,10 +11,11 @@ import numpy as np
 from partwise.algorithm import init_params
 from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
-from partwise.device import Device, send
+from partwise.device import Device
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.folder import Folder
 from partwise.runs.tally import Tally
+from partwise.server.messages import send
 from partwise.types import UserError, counted
 
 # Why an update was left out, as in the records: of one, of several, and what helps.

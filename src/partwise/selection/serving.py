@@ -10,8 +10,8 @@ pregenerated: before the round the server computes the slices of all K keys and 
 Training is the same in all three, so what they cost is counted and not run. What is assumed: shared and frozen
 leaves go from the server to every client; a broadcast is of the values themselves, whatever psi would make of them;
 a key is 4 bytes and goes up wherever a client names it, to the server or to the CDN; the update is of the client's
-slices, in full precision, in all three. (Who adds up updates must know their rows. Keys that nobody may see need
-that sum to be secure.)
+slices, at least 32 bits a number, in all three. (Who adds up updates must know their rows. Keys that nobody may
+see need that sum to be secure.)
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Sizes(NamedTuple):
     trained: int  # those of them whose update goes up
     num_keys: Mapping[str, int]
     slices: Mapping[str, int]  # space -> a slice, as psi sends it
-    values: Mapping[str, int]  # space -> a slice's values themselves, or their update
+    values: Mapping[str, int]  # space -> a slice's values themselves
+    updates: Mapping[str, int]  # space -> the update of a slice
 
 
 class Demand(NamedTuple):
@@ -78,18 +79,26 @@ def sizes_of(partition: Partition) -> Sizes:
     keyed, frozen = partition.of("keyed"), partition.of("frozen")
     fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
     slices = {space: sum(map(partition.row_bytes, paths)) for space, paths in partition.spaces.items()}
-    values = {
-        space: sum(map(whole, paths)) // partition.num_keys(space)
-        for space, paths in partition.spaces.items()
+    summed = lambda path: tree.num_bytes(partition.shapes[path].shape, tree.wide(partition.shapes[path]))
+    moved = [path.removeprefix(DEFAULT) for path in partition.server_paths if path not in (*keyed, *frozen)]
+    per_key = lambda size: {
+        space: sum(map(size, paths)) // partition.num_keys(space) for space, paths in partition.spaces.items()
     }
-    return Sizes(fixed, fixed - sum(map(whole, frozen)), partition.all_keys, slices, values)
+    return Sizes(
+        fixed=fixed,
+        trained=sum(map(summed, moved)),
+        num_keys=partition.all_keys,
+        slices=slices,
+        values=per_key(whole),
+        updates=per_key(summed),
+    )
 
 
 def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict[str, Served]:
     """What a round costs, by way of serving."""
     requests = {space: int(each.counts.sum()) for space, each in demands.items()}
     distinct = sum(each.distinct for each in demands.values())
-    down, update = _dot(requests, sizes.slices), _dot(requests, sizes.values)
+    down, update = _dot(requests, sizes.slices), _dot(requests, sizes.updates)
     fixed, trained = num_clients * sizes.fixed, num_clients * sizes.trained
     whole = sizes.fixed + _dot(sizes.num_keys, sizes.values)
     asked = sum(requests.values())
@@ -132,7 +141,7 @@ def _most(sizes: Sizes, demands: Mapping[str, Demand]) -> list[int]:
     """The most of any client in bytes of slices, of their update, and of their update with the keys."""
     if not demands:
         return [0, 0, 0]
-    each = [(sizes.slices[s], sizes.values[s], sizes.values[s] + KEY_BYTES) for s in demands]
+    each = [(sizes.slices[s], sizes.updates[s], sizes.updates[s] + KEY_BYTES) for s in demands]
     counts = np.stack([demand.counts for demand in demands.values()], axis=1).astype(np.int64)
     return (counts @ np.array(each)).max(axis=0, initial=0).tolist()
 

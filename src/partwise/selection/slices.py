@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from partwise.data.ragged import pad_to_power
 from partwise.model.columns import Columns
 from partwise.model.partition import DEFAULT, Partition, neutral_twin
 from partwise.model.spec import Batch
@@ -53,6 +55,16 @@ class Keys(NamedTuple):
     place: jax.Array | None = None
     place_start: jax.Array | int = 0
     complete: bool = True  # every id of the client's examples is among its keys
+
+
+def take_keys(table: Any, keys: np.ndarray) -> np.ndarray:
+    """The rows of these keys, on the host; the rest of the table stays where it is."""
+    if isinstance(table, np.ndarray):
+        return table[keys]
+    return np.asarray(_take(table, pad_to_power(keys)))[: len(keys)]
+
+
+_take = jax.jit(lambda table, rows: table.at[rows].get(mode="clip"))
 
 
 def own_rows(keys: Keys, first: jax.Array | int, size: int, num_rows: int) -> jax.Array:

@@ -6,7 +6,7 @@ those that all hold. It is a factor on the mean of any weighting, before any ser
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from partwise.data.heat import Heat, coefficients
 from partwise.data.heat_estimate import Seen
 from partwise.model.partition import Partition
-from partwise.server.mean import Aggregator, Carried, mean, uniform
-from partwise.server.total import Report, Total
+from partwise.server.mean import Weigh, mean, uniform, weighted
+from partwise.server.total import Aggregator, Carried, Total
 from partwise.types import UserError, unknown
-
-Weigh = Callable[[Report], jax.Array]
 
 
 def sub_mean(heats: Mapping[str, Heat], weigh: Weigh = uniform, cap: float | None = None) -> Aggregator:
@@ -39,10 +37,12 @@ def sub_mean(heats: Mapping[str, Heat], weigh: Weigh = uniform, cap: float | Non
         }
         return {"factors": factors}
 
-    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
-        return _corrected(partition, total, carried["factors"]), carried
+    def decode(
+        partition: Partition, total: Total, carried: Carried, rng: jax.Array
+    ) -> tuple[dict[str, jax.Array], Carried]:
+        return _corrected(partition, total, carried["factors"], rng), carried
 
-    return Aggregator(weigh, decode, (), init)
+    return Aggregator(weighted(weigh), decode, (), init)
 
 
 def estimated_sub_mean(
@@ -55,7 +55,9 @@ def estimated_sub_mean(
         holders = {space: jnp.zeros(partition.num_keys(space)) for space in spaces}
         return {"holders": holders, "seen": {"weight": jnp.zeros(())}}
 
-    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
+    def decode(
+        partition: Partition, total: Total, carried: Carried, rng: jax.Array
+    ) -> tuple[dict[str, jax.Array], Carried]:
         seen = {
             space: Seen(holders, carried["seen"]["weight"]).add(total.held[space], total.weight)
             for space, holders in carried["holders"].items()
@@ -63,16 +65,18 @@ def estimated_sub_mean(
         factors = {space: each.coefficients(cap=cap) for space, each in seen.items()}
         now = {space: each.holders for space, each in seen.items()}
         weight = {"weight": carried["seen"]["weight"] + total.weight}
-        return _corrected(partition, total, factors), {"holders": now, "seen": weight}
+        return _corrected(partition, total, factors, rng), {"holders": now, "seen": weight}
 
     if not spaces:
         raise UserError("heat is of key spaces, and there is none: give some leaf the role keyed(space)")
-    return Aggregator(weigh, decode, spaces, init)
+    return Aggregator(weighted(weigh), decode, spaces, init)
 
 
-def _corrected(partition: Partition, total: Total, factors: Mapping[str, Any]) -> dict[str, jax.Array]:
+def _corrected(
+    partition: Partition, total: Total, factors: Mapping[str, Any], rng: jax.Array
+) -> dict[str, jax.Array]:
     """The mean over the cohort with the rows of keyed leaves multiplied."""
-    plain, _ = mean().decode(partition, total, {})
+    plain, _ = mean().decode(partition, total, {}, rng)
     space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
     over_rows = lambda path: factors[space_of(path)].reshape(-1, *[1] * (plain[path].ndim - 1))
     return {

@@ -1,38 +1,17 @@
-"""Means of client updates. An aggregator says what a client weighs, and what the sum means to the server."""
+"""Means of client updates: what a client weighs, and what the sum is divided by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from partwise import tree
 from partwise.model.partition import Partition
-from partwise.server.total import Report, Total
+from partwise.server.total import Aggregator, Carried, Contribution, Encode, Report, Total
 
-# What an aggregator carries from round to round: by name, and there by key space or path of a leaf (in both cases
-# rows of tables, which are cut and checkpointed as the tables are), or by any other word.
-Carried = Mapping[str, Mapping[str, Any]]
-
-
-class Aggregator(NamedTuple):
-    """weigh:  report -> weight of the client (0: it does not take part); see `weight_of`
-    decode: (partition, total, what it carries) -> (mean update, what it carries on)
-    held:   the key spaces whose holders the total must sum, for `decode`
-    init:   partition -> what it carries at the start
-    """
-
-    weigh: Callable[[Report], jax.Array]
-    decode: Callable[[Partition, Total, Carried], tuple[Mapping[str, jax.Array], Carried]]
-    held: tuple[str, ...] = ()
-    init: Callable[[Partition], Carried] = lambda partition: {}
-
-
-def weight_of(aggregator: Aggregator, report: Report) -> jax.Array:
-    """What a client weighs. Who has no query example, an empty lane among them, never takes part, whatever the
-    aggregator says."""
-    return jnp.where(report.weight > 0, aggregator.weigh(report), 0)
+Weigh = Callable[[Report], jax.Array]
 
 
 def by_examples(report: Report) -> jax.Array:
@@ -45,14 +24,30 @@ def uniform(report: Report) -> jax.Array:
     return jnp.ones(())
 
 
-def mean(
-    weigh: Callable[[Report], jax.Array] = by_examples, over_holders: tuple[str, ...] = ()
-) -> Aggregator:
+def weighted(weigh: Weigh) -> Encode:
+    """The contribution of a client that weighs so much. Who has no query example, an empty lane among them, never
+    takes part, whatever `weigh` says."""
+
+    def encode(report: Report, rng: jax.Array) -> Contribution:
+        weight = jnp.where(report.weight > 0, weigh(report), 0)
+        # A division: XLA computes it once for both readers, the check and the sum; a product it would do twice.
+        update = {
+            path: change.astype(tree.wide(change)) / (1 / weight) for path, change in report.update.items()
+        }
+        valid = tree.all_finite((update, weight))
+        return Contribution(update, weight, (weight > 0).astype(weight.dtype), report.loss, valid)
+
+    return encode
+
+
+def mean(weigh: Weigh = by_examples, over_holders: tuple[str, ...] = ()) -> Aggregator:
     """Sum of (n_i / n) delta_i over the cohort; in the key spaces `over_holders`, over the clients that hold
     the row. A row that only one client can hold then takes that client's update whole: its state, kept on the
     server (FedRecon, footnote 4)."""
 
-    def decode(partition: Partition, total: Total, carried: Carried) -> tuple[dict[str, jax.Array], Carried]:
+    def decode(
+        partition: Partition, total: Total, carried: Carried, rng: jax.Array
+    ) -> tuple[dict[str, jax.Array], Carried]:
         result = {}
         for path, summed in total.update.items():
             space = partition.roles[path].space if path in partition.roles else ""
@@ -63,4 +58,4 @@ def mean(
             )  # XLA fuses a product, not a division
         return result, carried
 
-    return Aggregator(weigh, decode, over_holders)
+    return Aggregator(weighted(weigh), decode, over_holders)

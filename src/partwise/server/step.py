@@ -110,23 +110,6 @@ def put_rows(
     return map_tables(partition, optimizer, put, state, part)
 
 
-def step_rows(
-    partition: Partition,
-    optimizer: ServerOptimizer,
-    state: ServerState,
-    rows: Mapping[str, jax.Array],
-    mean: Mapping[str, jax.Array],
-    active: Any,
-) -> ServerState:
-    """`step` on these rows of the tables and on all that is no table; `mean` is of whole tables."""
-    keyed = partition.of("keyed")
-    space_of = {path: partition.roles[path].space for path in mean if path in keyed}
-    part = take_rows(partition, optimizer, state, rows)
-    cut = {path: mean[path][rows[space]] for path, space in space_of.items() if space in rows}
-    part = step(part, optimizer, {**mean, **cut}, active)
-    return put_rows(partition, optimizer, state, rows, part)
-
-
 def is_finite(state: ServerState) -> jax.Array:
     """Whether the parameters are all finite numbers."""
     return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

@@ -21,8 +21,8 @@ from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
+from partwise.simulation.compiled import Shared, lane_client, over_lanes
 from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
-from partwise.simulation.round import Shared, lane_client, over_lanes
 from partwise.types import UserError
 
 LANES = 32

@@ -16,17 +16,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.algorithm import Algorithm, Build, init_server
+from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way, sizes_of
 from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.server.record import Record, costs, diverged
+from partwise.server.round import check_rows, sees_all_rows
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
+from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import everywhere, make_mesh
-from partwise.simulation.round import Outcome, compile_rounds
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 STAGED_EXAMPLES = 1 << 22  # of all rounds of a call, where the population is not resident
@@ -64,6 +66,7 @@ class Simulation:
         self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         self.algorithm: Algorithm = build(dict(rates))
         self.partition = self.algorithm.partition
+        check_rows(self.algorithm)
         self.store = store
         self.serving, self._sizes = check_way(serving), sizes_of(self.partition)
         self.recruiting = recruiting.check(store.num_clients)
@@ -95,9 +98,11 @@ class Simulation:
         return Kept(self.algorithm, self._population or self._populate())
 
     def _whole_tables(self) -> bool:
-        """Whether a round works on whole tables: they are small, or the optimizer must see every row."""
-        if self.algorithm.optimizer.rows != "exact":
-            return self.algorithm.optimizer.rows == "all"
+        """Whether a round works on whole tables: they are small, or every row must be seen."""
+        if sees_all_rows(self.algorithm):
+            return True
+        if self.algorithm.optimizer.rows == "asked":
+            return False
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         values = stage.values_per_example(self.store, self.partition)
         asked = lambda space: min(self._rooms[0][space], mean * max(values[space], 1))
@@ -201,7 +206,7 @@ class Simulation:
         return _Call(first, cohorts, population, shelf, plan, asked.missed, served)
 
     def _filled(self, name: str, array: np.ndarray) -> np.ndarray:
-        return stage.pad(array, self._room(name, len(array)))
+        return pad(array, self._room(name, len(array)))
 
     def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
         """The rows of every round's table [rounds, room], filled up with a row that does not exist."""
@@ -220,7 +225,7 @@ class Simulation:
         self.state, outcome = self._rounds(self.rates, self.state, call.shelf, plan, rng, first, num_rounds)
         outcome = to_host(outcome)
         if self.kept:
-            self.kept.put(np.where(outcome.weights > 0, client, -1), outcome.keep)
+            self.kept.put(np.where(outcome.used, client, -1), outcome.keep)
         seconds = time.perf_counter() - began - (compile_seconds() - compiling)
         seconds = max(seconds, 0) / len(call.cohorts)
         self.round = end
@@ -252,7 +257,7 @@ class Simulation:
             examples=int(slots.count.sum()),
             loss=float(loss),
             missed=int(call.missed[i]),
-            empty=int((real & (outcome.weights[i] == 0) & ~broken).sum()),
+            empty=int(real.sum() - broken.sum() - outcome.clients[i]),
             dropped=call.cohorts[i].dropped,
             too_small=call.cohorts[i].too_small,
             spare=call.cohorts[i].spare,

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.algorithm import Build, init_server
-from partwise.data.ragged import offsets
+from partwise.data.ragged import offsets, pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.server.cohort import Recruiting, recruit
 from partwise.simulation import stage
+from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.mesh import everywhere, make_mesh
-from partwise.simulation.round import Outcome, compile_rounds
 from partwise.types import UserError
 
 LANES_OF_ALL_RUNS = 12
@@ -130,5 +130,5 @@ class Sweep:
                     plan = each.plan._replace(slots=slots._replace(**{field: moved}))
                     asked[seed] = each._replace(plan=plan)
                 room = stage.grown(self._room, f"{name} {space}", sum(map(len, parts)))
-                into[space] = stage.pad(np.concatenate(parts), room)
+                into[space] = pad(np.concatenate(parts), room)
         return keys, places

@@ -7,41 +7,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from partwise import tree
-from partwise.algorithm import Algorithm, Build, init_server, kept_shape
+from partwise.algorithm import Build, init_server, kept_shape
 from partwise.data.store import ClientStore
-from partwise.device import Device, read_report, send
+from partwise.device import Device
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.selection.serving import Demand, check_way, serve, sizes_of
+from partwise.selection.serving import check_way, serve, sizes_of
 from partwise.server.cohort import Recruiting, recruit
-from partwise.server.mean import weight_of
+from partwise.server.messages import read_task
 from partwise.server.record import Record, costs, diverged
-from partwise.server.step import ServerState, is_finite, step, step_rows, trainable
-from partwise.server.total import Total, add_report, zero_total
+from partwise.server.round import Closed, Refused, Server
+from partwise.server.step import ServerState, is_finite
 from partwise.types import UserError
 
+Answer = TypeVar("Answer")
 
-class PlainRound(NamedTuple):
-    """A round's new state, and what the server saw of it."""
 
-    state: ServerState
-    total: Total
-    bytes_down: int  # of the messages themselves
-    bytes_up: int
-    demands: Mapping[str, Demand]
-    missed: int
-    empty: int
-    broken: tuple[Any, ...]
+class Watched(NamedTuple):
+    """A round as the server closed it, and what its clients alone know."""
+
+    closed: Closed
+    missed: int  # ids of their examples that are not among the keys they asked for
 
 
 def plain_round(
-    algorithm: Algorithm,
+    server: Server,
     device: Device,
     state: ServerState,
     store: ClientStore,
@@ -50,52 +44,32 @@ def plain_round(
     seed: int = 0,
     round_number: int = 0,
     kept: dict[int, dict[str, np.ndarray]] | None = None,
-) -> PlainRound:
+) -> Watched:
     """One round with the clients at these positions of the store; their choice of keys depends on seed and
     round. What they keep from round to round is in `kept`, by position."""
     kept = {} if kept is None else kept
-    partition = algorithm.partition
-    total = zero_total(partition, state.params, trainable(partition, state.params), algorithm.aggregator.held)
-    down, up, missed, empty, broken = 0, 0, 0, 0, []
-    keys: dict[str, list[np.ndarray]] = {space: [] for space in partition.spaces}
-    for position in clients:
-        examples, name = store.gather([position]), store.client_ids[position].item()
+    names = [store.client_ids[position].item() for position in clients]
+    now, missed = server.begin(state, round_number, rng, seed), 0
+    for position, name, data in zip(clients, names, now.invite(names), strict=True):
+        examples, task = store.gather([position]), read_task(data)
         try:
-            asked = device.ask(examples, seed, round_number)
-            message = send(partition, state.params, asked.keys, rng)
-            answer, keep = device.report_and_keep(message, examples, asked, kept.get(position))
+            asked = device.ask(examples, task.seed, task.round)
+            message = _given(now.serve(task.about.task, asked.keys))
+            report, keep = device.report_and_keep(message, examples, asked, kept.get(position))
+            _given(now.accept(report))
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
-        keys = {space: [*each, asked.keys[space]] for space, each in keys.items()}
-        report = read_report(answer)
-        down, up, missed = down + len(message), up + len(answer), missed + asked.missed
-        if not tree.all_finite((report.update, report.weight)):
-            broken.append(name)
-            continue
-        weight = weight_of(algorithm.aggregator, report)
-        empty += int(weight == 0)
-        if keep and weight > 0:
+        missed += asked.missed
+        if keep:
             kept[position] = keep
-        total = add_report(partition, total, report, weight, asked.keys)
-    mean, carried = algorithm.aggregator.decode(partition, total, state.aggregator)
-    state = _step(algorithm, state._replace(aggregator=carried), mean, total.weight > 0, keys)
-    demands = {
-        space: Demand(
-            len(set().union(*(each.tolist() for each in asked_for))), np.array(list(map(len, asked_for)), int)
-        )
-        for space, asked_for in keys.items()
-    }
-    return PlainRound(state, total, down, up, demands, missed, empty, tuple(broken))
+    return Watched(now.close(), missed)
 
 
-def _step(
-    algorithm: Algorithm, state: ServerState, mean: Mapping[str, Any], active: Any, keys: Mapping[str, list]
-) -> ServerState:
-    """The server's step; on the rows that clients asked for, if its optimizer is defined on those alone."""
-    if algorithm.optimizer.rows != "asked":
-        return step(state, algorithm.optimizer, mean, active)
-    rows = {space: jnp.asarray(np.unique(np.concatenate(each))) for space, each in keys.items() if each}
-    return step_rows(algorithm.partition, algorithm.optimizer, state, rows, mean, active)
+def _given(answer: Answer | Refused) -> Answer:
+    """What the server answered; a client of our own is never refused."""
+    if isinstance(answer, Refused):
+        raise UserError(f"the server refused ({answer.reason}): {answer.what}")
+    return answer
 
 
 class PlainSimulation:
@@ -125,7 +99,7 @@ class PlainSimulation:
         self.seed, self.round = seed, 0
         self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
         self.kept: dict[int, dict[str, np.ndarray]] = {}
-        self._device = Device(self.algorithm)
+        self._device, self._server = Device(self.algorithm), Server(self.algorithm)
 
     def snapshot(self) -> Any:
         """As `Simulation.snapshot`; what clients keep is not saved, so it must be nothing."""
@@ -153,7 +127,7 @@ class PlainSimulation:
             cohort = recruit(self.recruiting, self.store.counts, self.seed, self.round)
             rng = round_rng(self.seed, self.round)
             done = plain_round(
-                self.algorithm,
+                self._server,
                 self._device,
                 self.state,
                 self.store,
@@ -163,21 +137,22 @@ class PlainSimulation:
                 self.round,
                 self.kept,
             )
-            self.state, self.round = done.state, self.round + 1
-            loss = done.total.loss
-            served = serve(self._sizes, len(cohort.clients), done.demands)
+            closed = done.closed
+            self.state, self.round = closed.state, self.round + 1
+            loss = closed.total.loss
+            served = serve(self._sizes, len(cohort.clients), closed.demands)
             record = Record(
                 round=self.round,
                 seconds=time.perf_counter() - began,
-                clients=int(done.total.clients),
+                clients=int(closed.total.clients),
                 examples=int(self.store.counts[cohort.clients].sum()),
                 loss=float(loss.value / loss.weight) if loss.weight > 0 else float("nan"),
                 missed=done.missed,
-                empty=done.empty,
+                empty=closed.empty,
                 dropped=cohort.dropped,
                 too_small=cohort.too_small,
                 spare=cohort.spare,
-                broken=done.broken,
+                broken=closed.broken,
                 **costs(self._sizes, served, self.serving),
             )
             if not is_finite(self.state):

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from partwise.data.checks import narrow
-from partwise.data.ragged import offsets, owners, row_indices
+from partwise.data.ragged import offsets, owners, pad, row_indices
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.randomness import Words, client_numbers, words
@@ -300,15 +300,6 @@ def grown(rooms: dict[str, int], name: str, size: int) -> int:
     if size > rooms.get(name, -1):
         rooms[name] = size + size // 8 + 16
     return rooms[name]
-
-
-def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
-    """The array with its first axis filled up, so that its shape stays the same from call to call."""
-    if len(array) == capacity:
-        return array
-    result = np.full((capacity, *array.shape[1:]), fill, array.dtype)
-    result[: len(array)] = array
-    return result
 
 
 def pad_shelf(shelf: Shelf, num_rows: int, num_keys: Mapping[str, int]) -> Shelf:

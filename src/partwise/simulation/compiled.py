@@ -16,18 +16,17 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from partwise import tree
-from partwise.algorithm import Algorithm, Build
+from partwise.algorithm import Algorithm, Build, Done, contribute
 from partwise.client.batches import Examples
 from partwise.client.state import Client
-from partwise.metrics import Sums, add_sums
+from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.randomness import client_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
-from partwise.server.mean import weight_of
-from partwise.server.step import ServerState, is_finite, put_rows, step, take_rows, trainable
-from partwise.server.total import Report, Total, zero_total
+from partwise.server.round import finish
+from partwise.server.step import ServerState, is_finite, put_rows, take_rows
+from partwise.server.total import Contribution, Total, zero_total
 from partwise.simulation.mesh import AXIS, compiler_options
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
@@ -39,7 +38,7 @@ class Outcome(NamedTuple):
     weight: jax.Array
     loss: Sums
     finite: jax.Array  # whether the server's parameters still are
-    weights: jax.Array  # [chunks, lanes] per device; 0: empty query set
+    used: jax.Array  # [chunks, lanes] per device: took part with a weight
     broken: jax.Array  # [chunks, lanes]: a non-finite update, dropped
     keep: Mapping[str, jax.Array]  # [chunks, lanes, ...]: what the clients keep until their next round
 
@@ -56,9 +55,7 @@ class Lanes(NamedTuple):
     """What the clients of a chunk returned; leaves have a leading lane axis, but those of the shelf and
     `most_keys`."""
 
-    report: Report  # its update times the weight
-    weight: jax.Array
-    broken: jax.Array
+    sent: Contribution
     keys: Mapping[str, Keys]
     most_keys: Mapping[str, jax.Array]  # one number for all lanes
 
@@ -122,27 +119,25 @@ def lane_keys(shared: Shared, slot: Slots) -> dict[str, Keys]:
 
 
 def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
-    """`add_report` for all lanes at once."""
-    update, reports, weights = {}, lanes.report, lanes.weight
+    """`add` for all lanes at once, without those that are not valid."""
+    sent = lanes.sent
+
+    def plus(summed: jax.Array, parts: jax.Array) -> jax.Array:
+        valid = sent.valid.reshape(-1, *[1] * (parts.ndim - 1))
+        return summed + jnp.sum(jnp.where(valid, parts, 0), axis=0, dtype=summed.dtype)
+
+    update = {}
     for path, summed in total.update.items():
-        change = reports.update[path]
         if path in partition.of("keyed"):
-            update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, change)
+            update[path] = _scatter_lanes(summed, lanes, partition.roles[path].space, sent.update[path])
         else:
-            broken = lanes.broken.reshape(-1, *[1] * (change.ndim - 1))
-            update[path] = summed + jnp.sum(jnp.where(broken, 0, change), axis=0)
+            update[path] = plus(summed, sent.update[path])
     held = {
-        space: _scatter_lanes(summed, lanes, space, _on_keys(weights, lanes.keys[space]))
+        space: _scatter_lanes(summed, lanes, space, _on_keys(sent.weight, lanes.keys[space]))
         for space, summed in total.held.items()
     }
-    loss = Sums(*(jnp.sum(jnp.where(lanes.broken, 0, part)) for part in reports.loss))
-    return Total(
-        update,
-        held,
-        total.weight + weights.sum(),
-        total.clients + (weights > 0).sum(),
-        add_sums(total.loss, loss),
-    )
+    loss = Sums(*map(plus, total.loss, sent.loss))
+    return Total(update, held, plus(total.weight, sent.weight), plus(total.clients, sent.clients), loss)
 
 
 def _on_keys(weights: jax.Array, keys: Keys) -> jax.Array:
@@ -151,9 +146,9 @@ def _on_keys(weights: jax.Array, keys: Keys) -> jax.Array:
 
 def _scatter_lanes(summed: jax.Array, lanes: Lanes, space: str, change: jax.Array) -> jax.Array:
     """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane;
-    those of a broken lane have nowhere to go."""
+    those of a lane that is not valid have nowhere to go."""
     keys = lanes.keys[space]
-    count = jnp.where(lanes.broken, 0, keys.count)
+    count = jnp.where(lanes.sent.valid, keys.count, 0)
     size = keys.capacity if keys.capacity % KEY_BLOCK else KEY_BLOCK
     rows_of = jax.vmap(
         lambda start, count, first: own_rows(
@@ -183,54 +178,47 @@ def one_round(
     """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort. Chunks
     work in `rooms` (capacities by key space, the largest first) that their clients' keys fit."""
     received = receive(algorithm.partition, state.params)
-    paths = trainable(algorithm.partition, state.params)
+    aggregator = algorithm.aggregator
 
-    def lane(shared: Shared, slot: Slots, longest: jax.Array) -> tuple[Report, jax.Array, jax.Array]:
-        report = algorithm.client(lane_client(algorithm, shared, slot, longest))
-        weight = weight_of(algorithm.aggregator, report)
-        # A division: XLA computes it once for both readers, the check and the sum; a product it would do twice.
-        update = {path: change / (1 / weight) for path, change in report.update.items()}
-        report = report._replace(update=update)
-        broken = ~tree.all_finite((report.update, weight))
-        return report, jnp.where(broken, 0, weight), broken
+    def lane(shared: Shared, slot: Slots, longest: jax.Array) -> Done:
+        return contribute(algorithm, lane_client(algorithm, shared, slot, longest))
 
     def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
         total, seen = carry
         share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
         shared = Shared(received, shelf, rng, room, algorithm.choose)
-        reports, weights, broken = over_lanes(partial(lane, shared), share.slots, share.longest)
-        lanes = Lanes(reports, weights, broken, lane_keys(shared, share.slots), share.most_keys)
-        now = (weights, broken & (share.slots.count > 0), reports.keep)
+        done = over_lanes(partial(lane, shared), share.slots, share.longest)
+        lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
+        now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
         seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
         return _add_lanes(total, lanes, algorithm.partition), seen
 
-    nobody = zero_total(algorithm.partition, state.params, paths, algorithm.aggregator.held)
-    nothing = jnp.zeros(plan.slots.count.shape)
-    carry, begin = (nobody, (nothing, nothing.astype(bool), dict(plan.slots.kept))), jnp.int32(0)
+    nobody, no = (
+        zero_total(aggregator, algorithm.partition, state.params),
+        jnp.zeros(plan.slots.count.shape, bool),
+    )
+    carry, begin = (nobody, (no, no, dict(plan.slots.kept))), jnp.int32(0)
     for number, room in enumerate(rooms):
         carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
         begin = plan.ends[number]
-    total, (weights, broken, keep) = carry
-    total = jax.lax.psum(total, AXIS)
-    mean, carried = algorithm.aggregator.decode(algorithm.partition, total, state.aggregator)
-    state = step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0)
-    finite = is_finite(state)
-    return state, Outcome(total.clients, total.weight, total.loss, finite, weights, broken, keep)
+    total, (used, broken, keep) = carry
+    state, total = finish(algorithm, state, jax.lax.psum(total, AXIS), rng)
+    return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), used, broken, keep)
 
 
 def _nothing_yet(plan: Plan) -> Outcome:
     """Room for the outcomes of all rounds of a plan. `eval_shape` could tell their shapes, but it would trace the
     round a second time."""
     number = jnp.zeros(plan.longest.shape[0])
-    slots = jnp.zeros(plan.slots.count.shape)
+    slots = jnp.zeros(plan.slots.count.shape, bool)
     keep = {path: jnp.zeros_like(kept) for path, kept in plan.slots.kept.items()}
     return Outcome(
         clients=number,
         weight=number,
         loss=Sums(number, number),
         finite=number.astype(bool),
-        weights=slots,
-        broken=slots.astype(bool),
+        used=slots,
+        broken=slots,
         keep=keep,
     )
 
@@ -272,9 +260,8 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
-        per_slot = (outcome.weights, outcome.broken, outcome.keep)
-        weights, broken, keep = jax.tree_util.tree_map(spread, per_slot)
-        return state, outcome._replace(weights=weights, broken=broken, keep=keep)
+        used, broken, keep = jax.tree_util.tree_map(spread, (outcome.used, outcome.broken, outcome.keep))
+        return state, outcome._replace(used=used, broken=broken, keep=keep)
 
     along = P(None, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()

@@ -1,0 +1,64 @@
+"""What an aggregator may do to a client's numbers before they leave it: clip them, and turn them into integers.
+
+Each of these takes an aggregator and returns one, so they compose: clip first, weigh, then round.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from partwise.server.total import Aggregator, Contribution, Report, Total
+from partwise.types import UserError
+
+LARGEST = 2.0**31 - 128  # the largest float32 that is an int32
+
+
+def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
+    """Updates scaled down to at most this L2 norm, over all leaves together, before they are weighed."""
+    if not norm > 0:
+        raise UserError(f"updates are clipped to a norm above 0, not {norm}")
+
+    def encode(report: Report, rng: jax.Array) -> Contribution:
+        factor = norm / jnp.maximum(optax.tree.norm(report.update), norm)
+        update = {path: change * factor for path, change in report.update.items()}
+        return aggregator.encode(report._replace(update=update), rng)
+
+    return aggregator._replace(encode=encode)
+
+
+def fixed_point(aggregator: Aggregator, bits: int) -> Aggregator:
+    """Contributions as multiples of 2^-bits in 32-bit integers, whose sums are exact modulo 2^32, in any order.
+
+    A number is rounded up or down by chance, so that it is right on average. A sum is right if it lies within
+    +-2^(31 - bits); a single number outside is cut to that.
+    """
+    if not 0 <= bits <= 30:
+        raise UserError(f"a fixed point has 0 to 30 bits after it, not {bits}")
+    scale = 2.0**bits
+
+    def rounded(value: jax.Array, rng: jax.Array, valid: jax.Array) -> jax.Array:
+        exact = jnp.where(valid, jnp.asarray(value, jnp.float32) * scale, 0)
+        whole = jnp.floor(exact + jax.random.uniform(rng, exact.shape))
+        whole = jnp.clip(whole, -LARGEST, LARGEST).astype(jnp.int32)
+        return jax.lax.bitcast_convert_type(whole, jnp.uint32)
+
+    def encode(report: Report, rng: jax.Array) -> Contribution:
+        first, second = jax.random.split(rng)
+        sent = aggregator.encode(report, first)
+        leaves, structure = jax.tree_util.tree_flatten(sent._replace(valid=None))  # pyright: ignore[reportArgumentType]
+        keys = jax.random.split(second, len(leaves))
+        words = [rounded(leaf, key, sent.valid) for leaf, key in zip(leaves, keys, strict=True)]
+        return jax.tree_util.tree_unflatten(structure, words)._replace(valid=sent.valid)
+
+    def read(words: Any) -> jax.Array:
+        return jax.lax.bitcast_convert_type(words, jnp.int32).astype(jnp.float32) / scale
+
+    return aggregator._replace(
+        encode=encode,
+        zero=lambda leaf: jnp.zeros(leaf.shape, jnp.uint32),
+        reveal=lambda total: aggregator.reveal(Total(*jax.tree_util.tree_map(read, total))),
+    )

@@ -1,0 +1,196 @@
+"""Messages between a server and its clients: bytes that say what they belong to, and are checked before use.
+
+Every message is safetensors with a small JSON header: the version of this format, the run, the version of the
+model, a digest of the model's leaves and roles, and the task. Who reads one knows which arrays must be in it, so
+its size is held against theirs before anything is parsed, and every name, type and shape after that.
+
+    task     server -> client    take part in this round: choose your keys
+    slices   server -> client    shared and frozen leaves, the slices of the client's keys, the round's randomness
+    report   client -> server    the client's contribution to the sum, or that it is not finite
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.checkpoint import from_bytes, header_of, to_bytes
+from partwise.metrics import Sums
+from partwise.model.partition import Partition
+from partwise.selection.slices import take_keys
+from partwise.server.total import Aggregator, Contribution
+from partwise.types import UserError
+
+FORMAT = 1
+LARGEST_HEADER = 1 << 20  # bytes
+SUMS = "#sums"  # weight, clients, loss and its weight, in one array; no leaf has such a name
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class About(NamedTuple):
+    """What a message belongs to."""
+
+    run: str = ""
+    version: int = 0  # of the model: how many rounds made it
+    task: str = ""  # one client's work in one round
+    model: str = ""  # digest of the model's leaves and their roles
+
+
+class Task(NamedTuple):
+    """An invitation to one client. Its choice of keys depends on seed and round."""
+
+    about: About
+    seed: int
+    round: int
+
+
+class Slices(NamedTuple):
+    """What a client was sent."""
+
+    about: About
+    params: Mapping[str, np.ndarray]  # the server's leaves; keyed ones: the rows of the client's keys
+    rng: np.ndarray  # the round's, as data
+
+
+def write_task(task: Task) -> bytes:
+    """A task as bytes."""
+    return _write("task", task.about, {}, {"seed": task.seed, "round": task.round})
+
+
+def read_task(data: bytes) -> Task:
+    """The inverse of `write_task`."""
+    _, header = _read("task", data, {})
+    return Task(_about(header), header["seed"], header["round"])
+
+
+def send(
+    partition: Partition,
+    params: Mapping[str, Any],
+    keys: Mapping[str, np.ndarray],
+    rng: jax.Array,
+    belongs: About | None = None,
+) -> bytes:
+    """The slices of a client's keys as bytes. Of a table only these rows are touched."""
+    arrays = {}
+    for path, leaf in params.items():
+        if path in partition.of("keyed"):
+            role = partition.roles[path]
+            parts = role.psi.encode(take_keys(leaf, keys[role.space]))
+            arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
+        else:
+            arrays[path] = np.asarray(leaf)
+    belongs = belongs or About(model=partition.digest)
+    return _write("slices", belongs, arrays, {"rng": np.asarray(jax.random.key_data(rng)).tolist()})
+
+
+def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray]) -> Slices:
+    """What `send` wrote for these keys; slices as psi decodes them."""
+    expected = slices_shapes(partition, {space: len(each) for space, each in keys.items()})
+    arrays, header = _read("slices", data, expected)
+    belongs = _about(header)
+    if belongs.model != partition.digest:
+        raise UserError(
+            "the message is of another model: its leaves or their roles differ from this client's"
+        )
+    params = {}
+    for path in partition.server_paths:
+        mark, role = f"{path}:", partition.roles.get(path)
+        if path not in partition.of("keyed") or role is None:
+            params[path] = arrays[path]
+            continue
+        parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
+        params[path] = np.asarray(role.psi.decode(parts, partition.server_shapes[path].dtype))
+    return Slices(belongs, params, np.asarray(header["rng"], np.uint32))
+
+
+def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
+    """The arrays of a message with so many keys."""
+    shapes = {}
+    for path, leaf in partition.server_shapes.items():
+        if path in partition.of("keyed"):
+            role = partition.roles[path]
+            rows = jax.ShapeDtypeStruct((num_keys[role.space], *leaf.shape[1:]), leaf.dtype)
+            parts = {"rows": rows} if role.psi.name == "take" else jax.eval_shape(role.psi.encode, rows)
+            shapes |= {f"{path}:{name}": part for name, part in parts.items()}
+        else:
+            shapes[path] = leaf
+    return shapes
+
+
+def write_report(belongs: About, sent: Contribution) -> bytes:
+    """A contribution as bytes. One that is not valid travels without its values."""
+    if not sent.valid:
+        return _write("report", belongs, {}, {"valid": False})
+    sums = np.stack([np.asarray(each) for each in (sent.weight, sent.clients, *sent.loss)])
+    return _write("report", belongs, {**sent.update, SUMS: sums}, {"valid": True})
+
+
+def read_report(data: bytes, shapes: Shapes) -> tuple[About, Contribution]:
+    """What `write_report` wrote, if it is of these arrays (see `report_shapes`)."""
+    arrays, header = _read("report", data, shapes)
+    weight, clients, *loss = arrays.pop(SUMS, np.zeros(4, np.float32))
+    valid = np.asarray(header.get("valid") is True)
+    return _about(header), Contribution(arrays, weight, clients, Sums(*loss), valid)  # pyright: ignore
+
+
+def report_shapes(aggregator: Aggregator, partition: Partition, num_keys: Mapping[str, int]) -> Shapes:
+    """The arrays of a client's report with so many keys."""
+    zero: Any = lambda like: jax.eval_shape(aggregator.zero, like)
+    shapes = {SUMS: zero(jax.ShapeDtypeStruct((4,), jnp.float32))}
+    for path, leaf in partition.server_shapes.items():
+        if path not in partition.of("frozen"):
+            role = partition.roles.get(path)
+            rows = (num_keys[role.space],) if role and role.space else ()
+            like = jax.ShapeDtypeStruct((*rows, *leaf.shape[len(rows) :]), leaf.dtype)
+            shapes[path] = zero(like)
+    return shapes
+
+
+def about(data: bytes) -> About:
+    """What a message says that it belongs to, from its header alone."""
+    return _about(header_of(data, LARGEST_HEADER))
+
+
+def _write(kind: str, belongs: About, arrays: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
+    return to_bytes(arrays, {"format": FORMAT, "kind": kind, **belongs._asdict(), **more})
+
+
+def _read(kind: str, data: bytes, shapes: Shapes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and header of a message of this kind with exactly these arrays (or none: what is not valid)."""
+    largest = LARGEST_HEADER + sum(x.size * x.dtype.itemsize for x in shapes.values())
+    if len(data) > largest:
+        raise UserError(f"a {kind} of {len(data):,} bytes is too large: here it has {largest:,} at most")
+    header = header_of(data, LARGEST_HEADER)
+    if header.get("format") != FORMAT or header.get("kind") != kind:
+        raise UserError(
+            f"expected a {kind} in format {FORMAT}, not a {header.get('kind')} in format {header.get('format')}"
+        )
+    arrays, _ = from_bytes(data)
+    if arrays or header.get("valid", True):
+        _check_arrays(kind, arrays, shapes)
+    return arrays, header
+
+
+def _check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) -> None:
+    for name in (*arrays, *shapes):
+        if name not in arrays or name not in shapes:
+            missing = "lacks" if name in shapes else "has no business with"
+            raise UserError(f"the {kind} {missing} '{name}'")
+        found, wanted = arrays[name], shapes[name]
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise UserError(
+                f"'{name}' in the {kind} is {found.dtype} {list(found.shape)}, and must be {wanted.dtype} "
+                f"{list(wanted.shape)}"
+            )
+
+
+def _about(header: Mapping[str, Any]) -> About:
+    for name, default in About()._asdict().items():
+        if type(header.get(name)) is not type(default):
+            raise UserError(f"a message must say its {name}, not {header.get(name)!r}")
+    return About(*(header[name] for name in About._fields))

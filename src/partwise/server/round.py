@@ -1,0 +1,302 @@
+"""A round as the server sees it, without any I/O: invite clients, serve their slices, accept reports, close.
+
+The plain backend drives it with clients in the same process, a network's coordinator with clients elsewhere; the
+compiled cohort equals it. Sum and step are compiled; of a table only the rows that a client asks for are touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from partwise.data.ragged import pad_to_power
+from partwise.model.partition import Partition
+from partwise.randomness import child
+from partwise.selection.serving import Demand
+from partwise.server.messages import (
+    About,
+    Task,
+    about,
+    read_report,
+    report_shapes,
+    send,
+    write_task,
+)
+from partwise.server.optimizers import ServerOptimizer
+from partwise.server.step import ServerState, put_rows, step, take_rows
+from partwise.server.total import Aggregator, Contribution, Total, add, zero_total
+from partwise.types import UserError
+
+
+class ServerSide(Protocol):
+    """What a server needs of an algorithm."""
+
+    @property
+    def partition(self) -> Partition: ...
+    @property
+    def aggregator(self) -> Aggregator: ...
+    @property
+    def optimizer(self) -> ServerOptimizer: ...
+
+
+def sees_all_rows(algorithm: ServerSide) -> bool:
+    """Whether a round must work on whole tables; else on rows that hold those which clients asked for."""
+    return algorithm.aggregator.all_rows or algorithm.optimizer.rows == "all"
+
+
+def check_rows(algorithm: ServerSide) -> None:
+    """Raise if the aggregator moves rows that the optimizer would leave where they are."""
+    if algorithm.aggregator.all_rows and algorithm.optimizer.rows == "asked":
+        raise UserError(
+            "this aggregator moves every row of a table, and a lazy server optimizer steps only on the rows that a "
+            "cohort asked for: use sgd, adagrad, adam or yogi"
+        )
+
+
+def finish(
+    algorithm: ServerSide, state: ServerState, total: Total, rng: jax.Array
+) -> tuple[ServerState, Total]:
+    """The end of a round: the mean update into the optimizer; and the total in ordinary numbers.
+
+    State and total may be cut to the same rows of their tables, unless `sees_all_rows`. Nothing moves if nobody
+    took part.
+    """
+    aggregator = algorithm.aggregator
+    total = aggregator.reveal(total)
+    mean, carried = aggregator.decode(algorithm.partition, total, state.aggregator, child(rng, "decode"))
+    return step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0), total
+
+
+Reason = Literal["malformed", "run", "version", "model", "task", "duplicate", "keys", "not finite", "weight"]
+
+
+class Refused(NamedTuple):
+    """Why a request or a report was not accepted; nothing has changed."""
+
+    reason: Reason
+    what: str  # in words
+
+
+class Accepted(NamedTuple):
+    """A report that counts, or one that said that it is not finite."""
+
+    client: Any
+    valid: bool
+
+
+class Closed(NamedTuple):
+    """The next version of the model, and what the server saw of the round."""
+
+    state: ServerState
+    total: Total  # in ordinary numbers, without its tables
+    demands: Mapping[str, Demand]
+    bytes_down: int  # of slices
+    bytes_up: int  # of reports that were accepted
+    empty: int  # clients that had nothing to contribute
+    broken: tuple[Any, ...]  # clients whose update was not finite
+    missing: int  # clients that were invited and did not report
+
+
+class Server:
+    """An algorithm's server side: the compiled functions that all rounds of a run share."""
+
+    def __init__(self, algorithm: ServerSide, run: str = ""):
+        check_rows(algorithm)
+        self.algorithm, self.run = algorithm, run
+        partition, aggregator = algorithm.partition, algorithm.aggregator
+        self.zero = jax.jit(lambda params: zero_total(aggregator, partition, params))
+        self.add = jax.jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
+        self.finish = jax.jit(self._finish)
+
+    def begin(self, state: ServerState, number: int, rng: jax.Array, seed: int = 0) -> Round:
+        """The round after `number` others; clients choose their keys by seed and number."""
+        return Round(self, state, number, rng, seed)
+
+    def _finish(
+        self, state: ServerState, total: Total, rows: Mapping[str, Any], rng: jax.Array
+    ) -> tuple[ServerState, Total]:
+        partition, optimizer = self.algorithm.partition, self.algorithm.optimizer
+        if not rows:
+            state, total = finish(self.algorithm, state, total, rng)
+        else:
+            cut, part = take_rows(partition, optimizer, state, rows), _total_rows(partition, total, rows)
+            cut, total = finish(self.algorithm, cut, part, rng)
+            state = put_rows(partition, optimizer, state, rows, cut)
+        return state, total._replace(update={}, held={})
+
+
+class _Member(NamedTuple):
+    """A client that was invited, and the keys it asked for."""
+
+    client: Any
+    keys: Mapping[str, np.ndarray] | None = None
+
+
+class Round:
+    """One round. Every task is one client's; it is served and accepted once."""
+
+    def __init__(self, server: Server, state: ServerState, number: int, rng: jax.Array, seed: int):
+        self._server, self._state, self._rng = server, state, rng
+        self._number, self._seed = number, seed
+        self._open: dict[str, _Member] = {}
+        self._served: list[Mapping[str, np.ndarray]] = []
+        self._done: dict[str, Any] = {}
+        self._broken: list[Any] = []
+        self._down = self._up = 0
+        self._total = server.zero(state.params)
+
+    def invite(self, cohort: Iterable[Any]) -> list[bytes]:
+        """A task for every client, by the name it has here."""
+        tasks = []
+        for client in cohort:
+            name = hashlib.sha256(f"{self._server.run}/{self._number}/{client}".encode()).hexdigest()[:32]
+            if name in self._open or name in self._done:
+                raise UserError(f"client {client!r} was invited to this round already")
+            self._open[name] = _Member(client)
+            tasks.append(write_task(Task(self._about(name), self._seed, self._number)))
+        return tasks
+
+    def serve(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
+        """The slices of a task's keys. A client may ask again, for the same keys."""
+        member = self._open.get(task)
+        if member is None:
+            return self._unknown(task)
+        partition = self._server.algorithm.partition
+        wrong = _wrong_keys(partition, keys)
+        if wrong:
+            return Refused("keys", wrong)
+        if member.keys is None:
+            self._open[task] = member._replace(keys=dict(keys))
+            self._served.append(keys)
+        elif any(not np.array_equal(member.keys[space], keys[space]) for space in partition.spaces):
+            return Refused("keys", "this task has asked for other keys before")
+        message = send(partition, self._state.params, keys, self._rng, self._about(task))
+        self._down += len(message)
+        return message
+
+    def accept(self, report: bytes) -> Accepted | Refused:
+        """Add a report to the sum, or say why not."""
+        try:
+            belongs = about(report)
+        except UserError as error:
+            return Refused("malformed", str(error))
+        task, member = belongs.task, self._open.get(belongs.task)
+        refused = self._wrong_place(belongs)
+        if refused:
+            return refused
+        if member is None:
+            return self._unknown(task)
+        if member.keys is None:
+            return Refused("keys", "this task has not asked for its slices yet")
+        algorithm = self._server.algorithm
+        num_keys = {space: len(keys) for space, keys in member.keys.items()}
+        try:
+            _, sent = read_report(report, report_shapes(algorithm.aggregator, algorithm.partition, num_keys))
+        except UserError as error:
+            return Refused("malformed", str(error))
+        refused = _wrong_values(sent) if sent.valid else None
+        if refused:
+            return refused
+        del self._open[task]
+        self._done[task] = member.client
+        self._up += len(report)
+        if not sent.valid:
+            self._broken.append(member.client)
+            return Accepted(member.client, valid=False)
+        self._add(sent, member.keys)
+        return Accepted(member.client, valid=True)
+
+    def close(self) -> Closed:
+        """The next version of the model, from the reports that were accepted."""
+        algorithm, keyed = self._server.algorithm, self._server.algorithm.partition.spaces
+        asked = {space: [keys[space] for keys in self._served] for space in keyed}
+        rows = {space: np.unique(np.concatenate(each)) for space, each in asked.items() if each}
+        cut = (
+            {}
+            if sees_all_rows(algorithm)
+            else {space: self._rows(space, each) for space, each in rows.items()}
+        )
+        state, total = self._server.finish(self._state, self._total, cut, self._rng)
+        counts = lambda space: np.array([len(keys) for keys in asked[space]], int)
+        return Closed(
+            state=state,
+            total=total,
+            demands={space: Demand(len(rows.get(space, ())), counts(space)) for space in keyed},
+            bytes_down=self._down,
+            bytes_up=self._up,
+            empty=len(self._done) - len(self._broken) - int(total.clients),
+            broken=tuple(self._broken),
+            missing=len(self._open),
+        )
+
+    def _add(self, sent: Contribution, keys: Mapping[str, np.ndarray]) -> None:
+        """Filled up to sizes that clients share, so that the sum is compiled for few."""
+        keyed, partition = self._server.algorithm.partition.of("keyed"), self._server.algorithm.partition
+        update = {
+            path: pad_to_power(np.asarray(change)) if path in keyed else change
+            for path, change in sent.update.items()
+        }
+        rows = {space: self._rows(space, keys[space]) for space in partition.spaces}
+        self._total = self._server.add(self._total, sent._replace(update=update), rows)
+
+    def _rows(self, space: str, keys: np.ndarray) -> np.ndarray:
+        """Keys as rows, filled up with one that does not exist."""
+        return pad_to_power(keys.astype(np.int32), self._server.algorithm.partition.num_keys(space))
+
+    def _about(self, task: str) -> About:
+        return About(self._server.run, self._number, task, self._server.algorithm.partition.digest)
+
+    def _unknown(self, task: str) -> Refused:
+        if task in self._done:
+            return Refused("duplicate", f"task {task} has reported already")
+        return Refused("task", f"there is no task {task} in this round")
+
+    def _wrong_place(self, belongs: About) -> Refused | None:
+        """Of another run, another version or another model."""
+        here = self._about(belongs.task)._asdict()
+        reasons: tuple[Reason, ...] = ("run", "version", "model")
+        for reason in reasons:
+            found = getattr(belongs, reason)
+            if found != here[reason]:
+                return Refused(
+                    reason, f"the report's {reason} is {found!r}, and this round's is {here[reason]!r}"
+                )
+        return None
+
+
+def _wrong_keys(partition: Partition, keys: Mapping[str, np.ndarray]) -> str:
+    """What is wrong with a request; nothing if all is well."""
+    if set(keys) != set(partition.spaces):
+        return f"keys of {sorted(keys)} were asked for, and there are {sorted(partition.spaces)}"
+    for space, each in keys.items():
+        most = partition.num_keys(space)
+        if each.ndim != 1 or not np.issubdtype(each.dtype, np.integer):
+            return f"keys of '{space}' must be a list of whole numbers"
+        if len(each) and (each[0] < 0 or each[-1] >= most or np.any(np.diff(each) <= 0)):
+            return f"keys of '{space}' must be sorted, each once, from 0 to {most - 1}"
+    return ""
+
+
+def _wrong_values(sent: Contribution) -> Refused | None:
+    """What no honest client sends, as far as that can be seen: numbers that are no floats may be anything."""
+    if not np.issubdtype(np.asarray(sent.weight).dtype, np.floating):
+        return None
+    if not all(np.isfinite(each).all() for each in (*sent.update.values(), sent.weight)):
+        return Refused("not finite", "the report says that it is finite, and it is not")
+    if sent.weight < 0 or sent.clients != (sent.weight > 0):
+        return Refused("weight", f"a weight of {sent.weight} for {sent.clients} clients")
+    return None
+
+
+def _total_rows(partition: Partition, total: Total, rows: Mapping[str, Any]) -> Total:
+    """The total cut to these rows, as `take_rows` cuts a state."""
+    space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
+    take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
+    return total._replace(
+        update={path: take(leaf, space_of(path)) for path, leaf in total.update.items()},
+        held={space: take(leaf, space) for space, leaf in total.held.items()},
+    )

@@ -1,0 +1,144 @@
+"""Messages: what is in them, byte for byte, and that nothing else is ever read out of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partwise.checkpoint import from_bytes, to_bytes
+from partwise.metrics import Sums
+from partwise.model.partition import frozen, keyed, local, partition
+from partwise.model.spec import Model
+from partwise.server import messages
+from partwise.server.mean import mean
+from partwise.server.messages import About, Task
+from partwise.server.total import Contribution
+from partwise.types import UserError
+
+KEYS = {"item": np.array([0, 3])}
+LEAVES = {
+    "table": np.arange(8, dtype=np.float32).reshape(4, 2),
+    "bias": np.array([0.5], np.float32),
+    "scale": np.float32(2).reshape(()),
+}
+
+
+def parts_with(psi="take"):
+    start = {path: jnp.asarray(leaf) for path, leaf in LEAVES.items()} | {"user": jnp.zeros(2)}
+    rules = {"table": keyed("item", psi=psi), "user": local(), "scale": frozen()}
+    return partition(Model(lambda rng: start, None, None), rules)
+
+
+PARTS = parts_with()
+ABOUT = About("run", 7, "t" * 32, PARTS.digest)
+SENT = Contribution(
+    {"table": np.ones((2, 2), np.float32), "bias": np.array([4.0], np.float32)},
+    np.float32(2),
+    np.float32(1),
+    Sums(np.float32(3), np.float32(2)),
+    np.asarray(True),
+)
+SHAPES = messages.report_shapes(mean(), PARTS, {"item": 2})
+
+
+@pytest.mark.parametrize("psi", ["take", "float16", "int8"])
+@pytest.mark.parametrize("where", [np.asarray, jnp.asarray])
+def test_slices_come_back_as_psi_decodes_them(psi, where):
+    parts = parts_with(psi)
+    params = {path: where(leaf) for path, leaf in LEAVES.items()}
+    data = messages.send(parts, params, KEYS, jax.random.key(3))
+    found = messages.read_slices(parts, data, KEYS)
+    rows = LEAVES["table"][[0, 3]]
+    np.testing.assert_allclose(found.params["table"], parts.roles["table"].psi.received(jnp.asarray(rows)))
+    np.testing.assert_array_equal(found.params["bias"], LEAVES["bias"])
+    np.testing.assert_array_equal(found.params["scale"], 2)
+    np.testing.assert_array_equal(found.rng, jax.random.key_data(jax.random.key(3)))
+    assert set(found.params) == {"table", "bias", "scale"}
+    assert found.about.model == parts.digest
+
+
+def test_what_is_asked_for_must_be_what_came():
+    data = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3))
+    with pytest.raises(UserError, match=r"'table:rows' in the slices is float32 \[2, 2\], and must be"):
+        messages.read_slices(PARTS, data, {"item": np.arange(3)})
+    with pytest.raises(UserError, match=r"lacks 'table:float16'|no business with 'table:rows'"):
+        messages.read_slices(parts_with("float16"), data, KEYS)
+
+
+def test_another_partition_has_another_digest():
+    digests = {parts_with(psi).digest for psi in ("take", "float16", "int8")}
+    assert len(digests) == 3
+    wider = {path: jnp.zeros((5, 2)) if path == "table" else leaf for path, leaf in LEAVES.items()}
+    model = Model(lambda rng: wider | {"user": jnp.zeros(2)}, None, None)
+    assert partition(model, dict(PARTS.roles)).digest not in digests
+    assert parts_with().digest == PARTS.digest
+
+
+def test_a_model_of_other_roles_is_refused():
+    other = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT._replace(model="0" * 32))
+    with pytest.raises(UserError, match="of another model"):
+        messages.read_slices(PARTS, other, KEYS)
+
+
+def test_a_report_comes_back_to_the_bit():
+    belongs, found = messages.read_report(messages.write_report(ABOUT, SENT), SHAPES)
+    assert belongs == ABOUT
+    for a, b in zip(*map(jax.tree_util.tree_leaves, (found, SENT)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_report_that_is_not_valid_says_nothing_else():
+    data = messages.write_report(ABOUT, SENT._replace(valid=np.asarray(False)))
+    arrays, header = from_bytes(data)
+    assert arrays == {}
+    assert header == {"format": 1, "kind": "report", **ABOUT._asdict(), "valid": False}
+    assert not messages.read_report(data, SHAPES)[1].valid
+
+
+def test_a_task_comes_back():
+    task = Task(ABOUT, seed=2**40, round=7)
+    assert messages.read_task(messages.write_task(task)) == task
+
+
+def test_bytes_of_format_1():
+    """Golden: if this changes, so must FORMAT, for others read these bytes."""
+    report = messages.write_report(ABOUT._replace(model="m"), SENT)
+    slices = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT._replace(model="m"))
+    task = messages.write_task(Task(ABOUT._replace(model="m"), 1, 2))
+    header = json.loads(report[8 : 8 + int.from_bytes(report[:8], "little")])
+    assert {name: part["dtype"] for name, part in header.items() if name != "__metadata__"} == {
+        "#sums": "F32",
+        "bias": "F32",
+        "table": "F32",
+    }
+    digests = [hashlib.sha256(data).hexdigest()[:16] for data in (report, slices, task)]
+    assert digests == ["c8e5d20a38f7760a", "be262839d2d0f11f", "86e4f72a28fe38ed"]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))
+def test_damaged_bytes_are_refused_or_read_as_a_report(place, value, cut):
+    """Whatever a bit flip or a cut does: a clear error, or arrays of the right shapes."""
+    data = bytearray(messages.write_report(ABOUT, SENT))
+    data[place % len(data)] = value
+    damaged = bytes(data[: len(data) - cut if cut < 50 else None])
+    try:
+        _, found = messages.read_report(damaged, SHAPES)
+    except UserError:
+        return
+    if found.valid:
+        assert {path: leaf.shape for path, leaf in found.update.items()} == {"table": (2, 2), "bias": (1,)}
+
+
+def test_too_large_is_refused_before_it_is_parsed(monkeypatch):
+    monkeypatch.setattr(messages, "from_bytes", lambda data: pytest.fail("parsed"))
+    monkeypatch.setattr(messages, "header_of", lambda *given: pytest.fail("parsed"))
+    large = to_bytes({"bias": np.zeros(1 << 19, np.float32)})
+    with pytest.raises(UserError, match=r"2,09\d,\d+ bytes is too large"):
+        messages.read_report(large, SHAPES)

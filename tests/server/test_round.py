@@ -1,0 +1,215 @@
+"""A server's round without I/O: whom it serves, what it accepts, what it refuses and why."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from partwise.algorithm import init_server
+from partwise.algorithms.fed_recon import fed_recon
+from partwise.checkpoint import from_bytes, to_bytes
+from partwise.client import reconstruct, split, update
+from partwise.client.batches import Schedule
+from partwise.device import Device
+from partwise.model.partition import keyed, local, partition
+from partwise.server import optimizers
+from partwise.server.messages import SUMS, read_task
+from partwise.server.round import Accepted, Refused, Server
+from partwise.types import UserError
+
+NUM_ITEMS, DIM = 10, 3
+RNG = jax.random.key(4)
+
+
+@pytest.fixture(scope="module")
+def algorithm(biased_model):
+    model = biased_model(NUM_ITEMS, DIM)
+    return fed_recon(
+        model,
+        partition(model, {"user": local(), "item/*": keyed("item")}),
+        split=split.none(),
+        reconstruct=reconstruct.skip(),
+        update=update.by_steps(Schedule(4), 0.1),
+        optimizer=optimizers.sgd(1.0),
+    )
+
+
+@pytest.fixture(scope="module")
+def server(algorithm):
+    return Server(algorithm, "run a")
+
+
+@pytest.fixture(scope="module")
+def device(algorithm):
+    return Device(algorithm)
+
+
+@pytest.fixture(scope="module")
+def store(make_ratings):
+    return make_ratings([5, 6, 0, 7], NUM_ITEMS, seed=5)
+
+
+@pytest.fixture
+def state(algorithm):
+    return init_server(algorithm, jax.random.key(0))
+
+
+def report_of(now, device, store, position, task):
+    """What a client would send for its task."""
+    examples = store.gather([position])
+    asked = device.ask(examples, task.seed, task.round)
+    return device.report(now.serve(task.about.task, asked.keys), examples, asked)
+
+
+@pytest.fixture
+def begun(server, device, store, state):
+    """A round with clients a and b, their tasks, and a's report."""
+    now = server.begin(state, 3, RNG)
+    a, b = map(read_task, now.invite(["a", "b"]))
+    return now, a, b, report_of(now, device, store, 0, a)
+
+
+def changed(report, header=None, **arrays):
+    """The report with other things in it."""
+    had, told = from_bytes(report)
+    return to_bytes({**had, **arrays}, told | (header or {}))
+
+
+def params_of(closed):
+    return {path: np.asarray(leaf) for path, leaf in closed.state.params.items()}
+
+
+def test_a_round_from_invitation_to_the_next_version(server, device, store, state):
+    now = server.begin(state, 3, RNG)
+    names = ["a", "b", "c", "d"]
+    tasks = [read_task(data) for data in now.invite(names)]
+    assert {task.about.version for task in tasks} == {3}
+    assert len({task.about.task for task in tasks}) == 4
+    for position in (3, 0, 2):  # the second never answers, the third has no example
+        verdict = now.accept(report_of(now, device, store, position, tasks[position]))
+        assert verdict == Accepted(names[position], valid=True)
+    closed = now.close()
+    assert (int(closed.total.clients), closed.empty, closed.missing) == (2, 1, 1)
+    assert closed.total.weight == 12
+    asked = [np.unique(store.examples(i)["item"]) for i in (3, 0)]
+    assert closed.demands["item"].distinct == len(np.union1d(*asked))
+    moved = np.flatnonzero((params_of(closed)["item/table"] != state.params["item/table"]).any(axis=1))
+    assert set(moved) <= set(np.union1d(*asked))
+    assert len(moved) > 0
+
+
+def test_the_order_of_reports_and_who_else_was_invited_do_not_matter(server, device, store, state):
+    versions = []
+    for names, order in ((["a", "b", "d"], (0, 2)), (["a", "b", "d"], (2, 0))):
+        now = server.begin(state, 3, RNG)
+        tasks = [read_task(data) for data in now.invite(names)]
+        for i in order:
+            assert now.accept(report_of(now, device, store, (0, 1, 3)[i], tasks[i]))
+        versions.append(params_of(now.close()))
+    for path, leaf in versions[0].items():
+        np.testing.assert_allclose(versions[1][path], leaf, rtol=1e-6, atol=1e-7)
+
+
+def test_nobody_reports_and_nothing_moves(begun, state):
+    closed = begun[0].close()
+    assert (int(closed.total.clients), closed.missing) == (0, 2)
+    for path, leaf in params_of(closed).items():
+        np.testing.assert_array_equal(leaf, state.params[path])
+
+
+def test_slices_may_be_asked_for_again_but_not_others(begun, device, store):
+    now, a, _, _ = begun
+    keys = device.ask(store.gather([0])).keys
+    assert now.serve(a.about.task, keys) == now.serve(a.about.task, keys)
+    other = now.serve(a.about.task, {"item": np.arange(2)})
+    assert isinstance(other, Refused)
+    assert other.reason == "keys"
+    assert now.close().demands["item"].counts.tolist() == [len(keys["item"])]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"item": np.array([1, 10])},
+        {"item": np.array([-1, 2])},
+        {"item": np.array([2, 1])},
+        {"item": np.array([1, 1])},
+        {"item": np.array([1.0])},
+        {"item": np.array([[1]])},
+        {"item": np.array([1]), "user": np.array([0])},
+    ],
+)
+def test_keys_that_are_none_are_refused(begun, keys):
+    now, _, b, _ = begun
+    assert now.serve(b.about.task, keys).reason == "keys"
+    assert now.serve("no such task", {"item": np.array([1])}).reason == "task"
+
+
+FORGED = {
+    "bytes that are nothing": (lambda r: b"\x00" * 40, "malformed"),
+    "no bytes": (lambda r: b"", "malformed"),
+    "cut off": (lambda r: r[:-3], "malformed"),
+    "too long": (lambda r: r + bytes(2 << 20), "malformed"),
+    "a header that is too long": (lambda r: (1 << 40).to_bytes(8, "little") + r[8:], "malformed"),
+    "another run": (lambda r: changed(r, {"run": "run b"}), "run"),
+    "an old version": (lambda r: changed(r, {"version": 2}), "version"),
+    "another model": (lambda r: changed(r, {"model": "0" * 32}), "model"),
+    "a version in words": (lambda r: changed(r, {"version": "3"}), "malformed"),
+    "another format": (lambda r: changed(r, {"format": 2}), "malformed"),
+    "another kind": (lambda r: changed(r, {"kind": "slices"}), "malformed"),
+    "nobody's task": (lambda r: changed(r, {"task": "f" * 32}), "task"),
+    "a leaf too many": (lambda r: changed(r, more=np.zeros(3, np.float32)), "malformed"),
+    "another shape": (lambda r: changed(r, base=np.zeros(2, np.float32)), "malformed"),
+    "another type": (lambda r: changed(r, base=np.zeros(1, np.float64)), "malformed"),
+    "not a number": (lambda r: changed(r, base=np.full(1, np.nan, np.float32)), "not finite"),
+    "no weight": (lambda r: changed(r, **{SUMS: np.array([0, 1, 0, 0], np.float32)}), "weight"),
+    "a weight below zero": (lambda r: changed(r, **{SUMS: np.array([-2, 0, 0, 0], np.float32)}), "weight"),
+    "many clients at once": (lambda r: changed(r, **{SUMS: np.array([2, 9, 0, 0], np.float32)}), "weight"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_report_is_refused_by_name_and_changes_nothing(begun, name):
+    now, _, _, report = begun
+    forge, reason = FORGED[name]
+    verdict = now.accept(forge(report))
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == reason, verdict.what
+    assert now.accept(report) == Accepted("a", valid=True)
+    assert now.accept(report).reason == "duplicate"
+    closed = now.close()
+    assert (int(closed.total.clients), closed.bytes_up) == (1, len(report))
+
+
+def test_who_was_not_served_cannot_report(begun):
+    now, _, b, report = begun
+    assert now.accept(changed(report, {"task": b.about.task})).reason == "keys"
+
+
+def test_an_update_that_is_not_finite_is_counted_and_not_added(begun, state):
+    now, _, _, report = begun
+    told = from_bytes(report)[1]
+    assert now.accept(to_bytes({}, told | {"valid": False})) == Accepted("a", valid=False)
+    closed = now.close()
+    assert (closed.broken, closed.empty, int(closed.total.clients)) == (("a",), 0, 0)
+    for path, leaf in params_of(closed).items():
+        np.testing.assert_array_equal(leaf, state.params[path])
+
+
+def test_a_client_is_invited_once(begun):
+    with pytest.raises(UserError, match="'a' was invited to this round already"):
+        begun[0].invite(["c", "a"])
+
+
+def test_clients_of_similar_sizes_share_programs(algorithm, device, store, state):
+    """Sum and step are compiled once for sizes of up to the same power of two."""
+    server = Server(algorithm)
+    for number in range(3):
+        now = server.begin(state, number, RNG)
+        for position, data in zip((0, 1, 3), now.invite("abd"), strict=True):
+            now.accept(report_of(now, device, store, position, read_task(data)))
+        state = now.close().state
+    assert server.add._cache_size() <= 2
+    assert server.finish._cache_size() == 1
