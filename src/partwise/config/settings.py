@@ -34,9 +34,8 @@ def key(default: Any, meaning: str, least: float | None = None, most: float | No
 
 
 class Own(NamedTuple):
-    """A setting that one algorithm alone has: its default, whose type it has, what it means, and if it is a
-    number,
-    what it may be."""
+    """A setting that one algorithm alone has: its default, which also gives its type, what it means, and for a
+    number what it may be."""
 
     default: Any
     meaning: str

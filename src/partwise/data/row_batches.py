@@ -17,7 +17,7 @@ from partwise.types import UserError
 Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Wanted:
     """What is to be read of every batch, and what was found in those before."""
 

@@ -71,9 +71,8 @@ class Shared(NamedTuple):
 
 
 def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.Array) -> Client:
-    """The client of one lane; `longest` is the size of the largest client in the chunk. Its randomness depends
-    on the
-    round and on its own number, never on its place."""
+    """The client of one lane; `longest` is the size of the largest client in the chunk. Its randomness depends on
+    the round and on its own number, never on its place."""
     shelf = shared.shelf
     examples = Examples(
         columns=shelf.columns,
