@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import resource
+import stat
 import subprocess
 import sys
 from typing import NamedTuple
@@ -28,6 +31,12 @@ HEADER = {"round": 12, "nested": {"name": "a b"}, "list": [1, 2.5, None]}
 class Slots(NamedTuple):
     count: object
     moments: dict
+
+
+DTYPES = ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int16", "uint16"]
+DTYPES += ["int32", "uint32", "int64", "uint64", "bool"]
+ODD_NAMES = ['"', "\\", "\n\x01\x7f", "ü/é\u2028", "z", "Z", "é", "\U0001f600"]
+OF_EVERY_TYPE = {f"{d} x": np.arange(6).reshape(2, 3).astype(jnp.dtype(d)) for d in DTYPES}
 
 
 def full_disk(*_):
@@ -243,12 +252,164 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".notes.tmp", "a.1.tmp"]
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["bfloat16", "float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "bool"],
-)
-def test_every_type_of_number_comes_back(dtype):
-    array = np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype))
+@pytest.mark.parametrize("name", OF_EVERY_TYPE)
+def test_every_type_of_number_comes_back(name):
+    array = OF_EVERY_TYPE[name]
     (back,) = checkpoint.from_bytes(checkpoint.to_bytes({"x": array}))[0].values()
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        ARRAYS,
+        OF_EVERY_TYPE,
+        {name: np.arange(i) for i, name in enumerate(ODD_NAMES)},
+        {"turned": np.arange(6, dtype=">f4").reshape(2, 3).T, "strided": np.arange(9)[::2]},
+        {"jax": jnp.ones((2, 3), jnp.bfloat16)},
+    ],
+    ids=["none", "some", "types", "names", "orders", "jax"],
+)
+def test_a_file_is_byte_for_byte_what_the_library_writes(tmp_path, arrays):
+    checkpoint.save_arrays(tmp_path / "a", arrays, HEADER)
+    loaded, header = checkpoint.load_arrays(tmp_path / "a")
+    assert header == HEADER
+    sealed = HEADER | {checkpoint.SEAL: checkpoint.digest_of(loaded, header)}
+    assert (tmp_path / "a").read_bytes() == checkpoint.to_bytes(arrays, sealed)
+    for name, array in arrays.items():
+        assert loaded[name].dtype == array.dtype.newbyteorder("=")
+        assert loaded[name].flags.writeable
+        np.testing.assert_array_equal(loaded[name], array)
+
+
+def test_a_type_that_no_file_can_hold_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"'x' has the type complex64; a file can hold uint64, .*bool"):
+        checkpoint.save_arrays(tmp_path / "a", {"x": np.ones(2, np.complex64)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_the_previous_one(tmp_path):
+    path = tmp_path / "model.safetensors"
+    checkpoint.save_arrays(path, ARRAYS, HEADER)
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"could not write '.*model\.safetensors': File too large"):
+            checkpoint.save_arrays(path, {"x": np.ones(1 << 16)}, HEADER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_who_may_read_a_file_is_so_from_its_first_byte_on(tmp_path, monkeypatch):
+    seen, of = [], lambda: [stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()]
+    raw, replace, before = checkpoint._raw, os.replace, os.umask(0)
+    monkeypatch.setattr(checkpoint, "_raw", lambda array: seen.extend(of()) or raw(array))
+    monkeypatch.setattr(os, "replace", lambda *names: seen.extend(of()) or replace(*names))
+    try:
+        checkpoint.save_arrays(tmp_path / "a", {"x": np.ones(3)}, mode=0o600)
+    finally:
+        os.umask(before)
+    assert seen == [0o600, 0o600]
+    assert of() == [0o600]
+
+
+def write_header(path, told: object, size: int) -> None:
+    text = json.dumps(told).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(path, 8 + len(text) + size)
+
+
+def test_a_header_is_read_without_the_arrays(tmp_path):
+    """Even of a file that no memory could hold."""
+    entry = {"dtype": "F32", "shape": [1 << 36], "data_offsets": [0, 1 << 38]}
+    about = {"partwise": json.dumps({"round": 3, checkpoint.SEAL: "0"})}
+    write_header(tmp_path / "a", {"x": entry, "__metadata__": about}, 1 << 38)
+    assert checkpoint.read_header(tmp_path / "a") == {"round": 3}
+
+
+def test_a_header_does_not_vouch_for_the_arrays(tmp_path):
+    checkpoint.save_arrays(tmp_path / "a", ARRAYS, HEADER)
+    data = (tmp_path / "a").read_bytes()
+    (tmp_path / "a").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert checkpoint.read_header(tmp_path / "a") == HEADER
+    with pytest.raises(UserError, match="does not fit its digest"):
+        checkpoint.load_arrays(tmp_path / "a")
+
+
+PLACE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        None,
+        {"x": 3},
+        {"x": {}},
+        {"x": PLACE | {"dtype": "F8"}},
+        {"x": PLACE | {"shape": [3]}},
+        {"x": PLACE | {"shape": [-1, -2]}},
+        {"x": PLACE | {"shape": [2.0]}},
+        {"x": PLACE | {"data_offsets": [0, 8.0]}},
+        {"x": PLACE | {"data_offsets": [4, 12]}},
+        {"x": PLACE | {"data_offsets": "ab"}},
+        {"x": PLACE, "y": PLACE},
+        {"x": PLACE | {"shape": [1], "data_offsets": [0, 4]}},
+        {"x": PLACE, "__metadata__": {"partwise": "{"}},
+        {"x": PLACE, "__metadata__": []},
+        {"x": PLACE},
+    ],
+    ids=str,
+)
+def test_a_header_that_partwise_did_not_write_is_refused_with_and_without_arrays(tmp_path, told):
+    write_header(tmp_path / "a", told, 8)
+    for read in (checkpoint.read_header, checkpoint.load_arrays):
+        with pytest.raises(UserError, match="a' is damaged or foreign"):
+            read(tmp_path / "a")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 50, -1])
+def test_a_header_of_a_truncated_file_is_refused(tmp_path, keep):
+    checkpoint.save_arrays(tmp_path / "a", ARRAYS, HEADER)
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:keep])
+    with pytest.raises(UserError, match="a' is damaged or foreign"):
+        checkpoint.read_header(tmp_path / "a")
+
+
+def test_a_header_that_is_too_long_or_too_deep_is_refused_and_a_missing_file_named(tmp_path):
+    (tmp_path / "a").write_bytes((1 << 40).to_bytes(8, "little"))
+    os.truncate(tmp_path / "a", 1 << 41)
+    with pytest.raises(UserError, match=r"announces a header of \d+ bytes, where there can be 100000000"):
+        checkpoint.read_header(tmp_path / "a")
+    (tmp_path / "a").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
+    for read in (checkpoint.read_header, checkpoint.load_arrays):
+        with pytest.raises(UserError, match="a' is damaged or foreign"):
+            read(tmp_path / "a")
+    with pytest.raises(UserError, match=r"could not read '.*gone': No such file"):
+        checkpoint.read_header(tmp_path / "gone")
+
+
+def test_writing_takes_no_copy_of_the_arrays_and_reading_takes_the_arrays_alone(tmp_path):
+    code = """
+import resource, sys, numpy as np
+from pathlib import Path
+from partwise.checkpoint import load_tree, save_tree
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+array = np.ones(1 << 24, np.float32)
+start = peak()
+save_tree(Path(sys.argv[1]), [array], {})
+saved = peak()
+loaded, _ = load_tree(Path(sys.argv[1]), [array])
+print((saved - start) / array.nbytes, (peak() - saved) / array.nbytes, np.array_equal(array, loaded[0]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], check=True, capture_output=True, text=True
+    )
+    writing, reading, equal = done.stdout.split()
+    assert float(writing) < 0.5
+    assert float(reading) < 1.5
+    assert equal == "True"

@@ -3,7 +3,9 @@
 One format for messages, models, local parts and checkpoints: safetensors, with a small JSON header. A file is
 written beside its final name, flushed to the disk and renamed, so that a killed process or a full disk leaves
 the previous one intact. Files (messages do not) carry a SHA-256 of what they say, and are read only if it is
-still so: a flipped bit or a change by hand is an error, never another result.
+still so: a flipped bit or a change by hand is an error, never another result. Writing a file takes no second
+copy of its arrays in memory and reading one takes the arrays alone, where Orbax takes as much again both times
+(docs/concepts.md, A run's folder).
 """
 
 from __future__ import annotations
@@ -11,65 +13,136 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
 from partwise.types import UserError
 
 SEAL = "#sha256"  # the key of a JSON document, and the word of a text's last line, under which its digest is
-DTYPES = {"BOOL": "bool", "BF16": "bfloat16"}
-DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
-DTYPES |= {
-    f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
+DTYPES = {  # in the order in which arrays of them lie in a file
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "F32": "float32",
+    "U32": "uint32",
+    "I32": "int32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "U16": "uint16",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
+LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
+# What reading a header may raise that is damaged, or of something else.
+FAULTS = (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
+
+class _Place(NamedTuple):
+    """Where an array lies among the bytes after the header."""
+
+    begin: int
+    end: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
 
 
 def to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> bytes:
     """Arrays and a JSON-able header as bytes."""
-    return save(_on_host(arrays), {"partwise": json.dumps(dict(header or {}))})
+    return save(_on_host(arrays), _metadata(header or {}))
 
 
 def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The inverse of `to_bytes`."""
+    return _unpack(np.frombuffer(bytearray(data), np.uint8))
+
+
+def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays, as views of these bytes, and header."""
     try:
-        length = int.from_bytes(data[:8], "little")
-        metadata = json.loads(data[8 : 8 + length]).get("__metadata__", {})
-        return _arrays(data), dict(json.loads(metadata.get("partwise", "{}")))
-    except (SafetensorError, ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
+        first = 8 + _header_length(data[:8].tobytes(), data.size)
+        places, header = _read_places(data[8:first].tobytes(), data.size - first)
+        part = lambda place: data[first + place.begin : first + place.end].view(place.dtype)
+        return {name: part(place).reshape(place.shape) for name, place in places.items()}, header
+    except FAULTS as error:
+        raise UserError(f"these {data.size} bytes are no arrays written by partwise: {error}") from None
+
+
+def header_of(data: bytes, longest: int) -> dict[str, Any]:
+    """The header of `to_bytes`, which must not take more than so many bytes; the arrays are not looked at."""
+    try:
+        first = 8 + _header_length(data[:8], len(data), longest)
+        return _read_places(data[8:first], len(data) - first)[1]
+    except FAULTS as error:
         raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
 
 
-def header_of(data: bytes, largest: int) -> dict[str, Any]:
-    """The header alone, which must not take more than so many bytes."""
-    length = int.from_bytes(data[:8], "little")
-    if length > largest:
-        raise UserError(f"a header of {length:,} bytes is too large: {largest:,} at most")
-    try:
-        return dict(json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partwise"]))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
+def _header_length(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> int:
+    """As the first eight of `size` bytes say, if there can be such a header."""
+    length, most = int.from_bytes(begin, "little"), min(size - 8, longest)
+    if length > most:
+        raise ValueError(f"it announces a header of {length} bytes, where there can be {max(most, 0)}")
+    return length
 
 
-def _arrays(data: bytes) -> dict[str, np.ndarray]:
-    """Those of 16-bit brain floats too, which numpy alone does not know."""
-    return {
-        name: np.frombuffer(part["data"], jnp.dtype(DTYPES[part["dtype"]])).reshape(part["shape"])
-        for name, part in deserialize(data)
-    }
+def _read_places(text: bytes, size: int) -> tuple[dict[str, _Place], dict[str, Any]]:
+    """Where the arrays lie, which must fill the `size` bytes after the header, and what the header says."""
+    told = json.loads(text)
+    metadata, places, end = told.pop("__metadata__", {}), {}, 0
+    for name, each in sorted(told.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, dtype, shape = end, jnp.dtype(DTYPES[each["dtype"]]), tuple(each["shape"])
+        natural = all(type(number) is int and number >= 0 for number in (*each["data_offsets"], *shape))
+        end = begin + math.prod(shape) * dtype.itemsize
+        if not natural or each["data_offsets"] != [begin, end]:
+            raise ValueError(f"the array '{name}' cannot lie where its header says")
+        places[name] = _Place(begin, end, dtype, shape)
+    if end != size:
+        raise ValueError(f"its arrays take {end} bytes, and there are {size}")
+    return places, dict(json.loads(metadata.get("partwise", "{}")))
+
+
+def _metadata(header: Mapping[str, Any]) -> dict[str, str]:
+    return {"partwise": json.dumps(dict(header))}
+
+
+def _pack(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> tuple[bytes, list[np.ndarray]]:
+    """What `to_bytes` gives, without a copy of the arrays: the bytes before them, and they in their order."""
+    codes, order = {dtype: code for code, dtype in DTYPES.items()}, list(DTYPES.values())
+    for name, array in arrays.items():
+        if array.dtype.name not in codes:
+            raise UserError(f"'{name}' has the type {array.dtype.name}; a file can hold {', '.join(order)}")
+    names = sorted(arrays, key=lambda name: (order.index(arrays[name].dtype.name), name))
+    told: dict[str, Any] = {"__metadata__": _metadata(header)}
+    begin = 0
+    for name in names:
+        dtype, shape, end = codes[arrays[name].dtype.name], arrays[name].shape, begin + arrays[name].nbytes
+        told[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(told, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
 
 
 def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    """In this machine's order of bytes, without a copy where they are so already."""
+    host = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in host.items()}
+
+
+def _raw(array: np.ndarray) -> memoryview:
+    """The bytes of an array, where they lie."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
@@ -78,7 +151,7 @@ def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         total.update(json.dumps([name, array.dtype.name, array.shape]).encode())
-        total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        total.update(_raw(array))
     return total.hexdigest()
 
 
@@ -133,23 +206,61 @@ def save_arrays(
 ) -> None:
     """A sealed safetensors file; the same arrays and header always give the same bytes."""
     host, told = _on_host(arrays), dict(header or {})
-    write_file(path, to_bytes(host, told | {SEAL: digest_of(host, told)}), mode)
+    begin, parts = _pack(host, told | {SEAL: digest_of(host, told)})
+
+    def write(file: Any) -> None:
+        file.write(begin)
+        for part in parts:
+            file.write(_raw(part))
+
+    write_atomically(path, write, mode)
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and header of a file, with an error that names it."""
-    data = read_file(path)
-    try:
-        arrays, header = from_bytes(data)
+    """Arrays and header of a file, with an error that names it. The arrays are views of one buffer, which is in
+    memory as long as one of them is."""
+    with _reading(path) as file:
+        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        arrays, header = _unpack(data[: file.readinto(data)])
         _check_seal(header.pop(SEAL, None), digest_of(arrays, header))
         return arrays, header
-    except UserError as error:
+
+
+def read_header(path: Path) -> dict[str, Any]:
+    """The header of a file of arrays, which are not read: so its digest, which is over them too, is not checked.
+    For what may be told of a file that was changed after it was written; its arrays come by `load_arrays`."""
+    with _reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = _header_length(file.read(8), size)
+        _, header = _read_places(file.read(length), size - 8 - length)
+        if header.pop(SEAL, None) is None:
+            raise _unsealed()
+        return header
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[Any]:
+    """A file to read arrays from, with errors that name it."""
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except FAULTS as error:
         raise UserError(f"'{path}' is damaged or foreign: {error}") from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"could not read '{path}': {error.strerror or error}")
+
+
+def _unsealed() -> UserError:
+    return UserError("it carries no digest, so it was not written by this version of partwise")
 
 
 def _check_seal(found: Any, expected: str) -> None:
     if found is None:
-        raise UserError("it carries no digest, so it was not written by this version of partwise")
+        raise _unsealed()
     if found != expected:
         raise UserError("what it says does not fit its digest, so it was changed after it was written")
 
@@ -159,7 +270,7 @@ def read_file(path: Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise UserError(f"could not read '{path}': {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
 
 
 def save_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -197,13 +308,14 @@ def load_text(path: Path) -> str:
 
 
 def save_tree(path: Path, tree: Any, header: Mapping[str, Any]) -> None:
-    """Any pytree of arrays, leaves by number."""
+    """Any pytree of arrays, leaves by number. All state of the server goes to the disk here and comes back by
+    `load_tree`: tables that lie on several machines will too."""
     leaves = jax.tree_util.tree_leaves(tree)
     save_arrays(path, {f"{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}, header)
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    """A tree of the structure and shapes of `like`."""
+    """A tree of the structure and shapes of `like`, which is what `save_tree` wrote."""
     arrays, header = load_arrays(path)
     leaves, treedef = jax.tree_util.tree_flatten(like)
     found = [arrays.get(f"{i:05d}") for i in range(len(leaves))]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithms.fed_recon import evaluation_build
-from partwise.checkpoint import digest_of, load_arrays, save_arrays
+from partwise.checkpoint import digest_of, load_arrays, read_header, save_arrays
 from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
 from partwise.data.reading import regular
@@ -201,7 +201,6 @@ def load_local(path: str | Path, model: str | None = None) -> dict[str, np.ndarr
 
 def _is_local(path: str | Path) -> bool:
     try:
-        load_local(path)
+        return read_header(Path(path)).get("kind") == "local"
     except UserError:
         return False
-    return True
