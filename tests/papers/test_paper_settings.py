@@ -25,6 +25,7 @@ from partwise.runs.train import silent
 from partwise.tasks import PAPER, TASKS, find_task, load_task
 from partwise.types import UserError
 
+NEWER = {"simulation.patience": 20, "cohort.sampling": "fixed"}  # settings of no paper
 OF_OTHERS = {"scaffold.control": "clients", "update.passes": 1, "update.proximal": 0.0}
 WRITTEN = Path(__file__).with_name("paper_settings.json")
 SMALL = {
@@ -145,7 +146,7 @@ def test_they_are_what_they_were(root, digits, tmp_path):
     found = all_settings(root, digits, tmp_path)
     assert found.keys() == written.keys()
     for name, settings in found.items():
-        before = {**base, "simulation.patience": 20, **written[name]}  # a newer setting, of no paper
+        before = {**base, **NEWER, **written[name]}
         if before["evaluation.local"] == "trained":  # then nothing reads it, and writing it is refused
             before["reconstruct.rate"] = settings["reconstruct.rate"]
         for key in OF_OTHERS.keys() - settings.keys():  # settings that only some algorithms have now

@@ -33,6 +33,19 @@ SMALL = {
         ({"cohort.size": 33}, r"only 32 training clients. Use --cohort 32 or fewer"),
         ({"cohort.over_selection": 100}, r"x cohort.over_selection 100.*Lower cohort.over_selection"),
         ({"cohort.min_examples": 100000}, r"nobody can take part: cohort.min_examples is 100000"),
+        (
+            {"cohort.sampling": "poisson", "cohort.over_selection": 2},
+            r"cohort.over_selection must be 1, not 2",
+        ),
+        ({"cohort.sampling": "poisson:3"}, r"cohort.sampling = poisson:3 cuts cohorts below cohort.size = 4"),
+        (
+            {"cohort.sampling": "poisonous"},
+            r"unknown value of cohort.sampling 'poisonous' \(nearest: poisson\)",
+        ),
+        (
+            {"cohort.sampling": "poisson", "cohort.size": 1, "seed": 3},
+            r"no client counted in 2 rounds, .*: nobody was drawn. To mend it, raise cohort.size",
+        ),
         ({"algorithm": "fed_avgg"}, "unknown algorithm"),
         ({"simulation.backend": "fast"}, "compiled or plain"),
         (

@@ -1,5 +1,7 @@
 """A run that goes on: only with the run that is there, and never to fewer rounds than it has."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.train import train
 from partwise.tasks import load_task
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError
 
 SMALL = {
     "data.num_clients": 40,
@@ -78,6 +80,24 @@ def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, 
     assert [array.any() for array in found.values() if array.shape == shape] == [True] * times
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", ["compiled", "plain"])
+def test_cohorts_of_varying_size_go_on_in_the_middle(tmp_path, backend):
+    """Two clients on average, and nobody in the third round, which is evaluated."""
+    varying = {"cohort.size": 2, "cohort.sampling": "poisson:4", "seed": 130, "simulation.backend": backend}
+    given = SMALL | varying | {"rounds": 6, "simulation.evaluate_every": 3}
+    whole = train("planted", out=tmp_path / "whole", changes=given)
+    train("planted", out=tmp_path / "half", changes=given | {"rounds": 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RunWarning)  # such as of a picture that cannot be drawn
+        resumed = train(out=tmp_path / "half", resume=True, rounds=6)
+    clients = [record["clients"] for record in whole.records]
+    assert clients == [record["clients"] for record in resumed.records] == [2, 4, 0, 1, 4, 1]
+    assert [record["spare"] for record in whole.records] == [0, 1, 0, 0, 0, 0]
+    assert whole.test == resumed.test
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "half")]
+    assert models[0] == models[1]
 
 
 def test_fewer_rounds_than_are_done_are_refused(folder):

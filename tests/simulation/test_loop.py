@@ -11,7 +11,7 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.server import optimizers
-from partwise.server.cohort import Recruiting, recruit
+from partwise.server.cohort import Recruiting, poisson, recruit
 from partwise.simulation import loop
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import make_mesh
@@ -195,6 +195,36 @@ def test_a_round_without_anybody_changes_nothing(build, store, monkeypatch, resi
     assert np.isnan(record.loss)
     for path in before:
         np.testing.assert_array_equal(after[path], before[path])
+
+
+@pytest.fixture(scope="module")
+def varying(build, store):
+    """Parameters and records of six rounds of the plain loop, and how their cohorts are drawn: the first has
+    nobody in it, the last four."""
+    recruiting = Recruiting(2, sampling=poisson())
+    sizes = [len(recruit(recruiting, store.counts, 34, t).clients) for t in range(6)]
+    assert sizes == [0, 3, 1, 1, 1, 4]
+    return *finish(PlainSimulation(build, RATES, store, recruiting, seed=34), 6), recruiting
+
+
+@pytest.mark.parametrize("where", ["resident", "staged"])
+def test_poisson_cohorts_are_those_of_the_plain_loop(build, store, varying, monkeypatch, where):
+    """To the last bit the same whether there is room for the largest from the start, or once it comes."""
+    room = {"resident": 3, "staged": 5}[where]
+    monkeypatch.setattr(Recruiting, "room", lambda *_: room)
+    monkeypatch.setattr(loop, "RESIDENT_BYTES", {"resident": loop.RESIDENT_BYTES, "staged": 0}[where])
+    plain, expected, recruiting = varying
+    simulation = simulate(build, store, recruiting, seed=34, rounds_per_call=2, lanes=2)
+    compiled, told = finish(simulation, 6)
+    simulation.restart(34)
+    again, _ = finish(simulation, 6)
+    what = lambda record: (record.clients, record.examples, record.bytes_up, record.serving)
+    assert list(map(what, told)) == list(map(what, expected))
+    assert (told[0].clients, told[0].examples) == (0, 0)
+    np.testing.assert_allclose([r.loss for r in told], [r.loss for r in expected], rtol=1e-5)
+    for path, leaf in plain.items():
+        np.testing.assert_allclose(compiled[path], leaf, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(again[path], compiled[path])
 
 
 def test_a_cohort_larger_than_the_population_is_refused(build, store):

@@ -10,14 +10,14 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition
 from partwise.server import optimizers
-from partwise.server.cohort import Recruiting
+from partwise.server.cohort import Recruiting, poisson
 from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
 COUNTS = [6, 2, 9, 4, 0, 11]
-RECRUITING = Recruiting(4)
+RECRUITING, POISSON = Recruiting(4), Recruiting(3, sampling=poisson())
 RUNS = [
     ({"update": 0.1, "server": 1.0}, 0),
     ({"update": 0.4, "server": 0.5}, 7),
@@ -39,17 +39,19 @@ def build():
     )
 
 
-def test_each_run_equals_its_own_simulation(build, make_ratings):
-    """Five rounds in calls of two; a run that diverges is marked, and harms no other."""
+@pytest.mark.parametrize("recruiting", [RECRUITING, POISSON], ids=["fixed", "poisson"])
+def test_each_run_equals_its_own_simulation(build, make_ratings, monkeypatch, recruiting):
+    """Five rounds in calls of two; a run that diverges is marked, and harms no other. Room grows with cohorts."""
+    monkeypatch.setattr(Recruiting, "room", lambda self, num_clients: self.most or 1)
     store = make_ratings(COUNTS, 12, seed=2)
     rates, seeds = zip(*RUNS, strict=True)
-    sweep = Sweep(build, rates, seeds, store, RECRUITING, rounds_per_call=2)
+    sweep = Sweep(build, rates, seeds, store, recruiting, rounds_per_call=2)
     outcomes = list(sweep.run(5))
     assert [outcome.clients.shape for outcome in outcomes] == [(3, 2), (3, 2), (3, 1)]
     assert sweep.round == 5
     assert sweep.finite.tolist() == [True, True, False]
     for number, (rate, seed) in enumerate(RUNS[:2]):
-        alone = Simulation(build, rate, store, RECRUITING, seed=seed, lanes=2, rounds_per_call=5)
+        alone = Simulation(build, rate, store, recruiting, seed=seed, lanes=2, rounds_per_call=5)
         records = [record for call in alone.run(5) for record in call]
         np.testing.assert_allclose(
             sweep.params(number)["item"], alone.state.params["item"], rtol=1e-4, atol=1e-5

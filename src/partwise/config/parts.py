@@ -17,7 +17,7 @@ from partwise.data.store import ClientStore
 from partwise.selection.choose import Choice, parse_choice
 from partwise.selection.key_heat import count_heats
 from partwise.server import heat_mean, mean
-from partwise.server.cohort import Recruiting
+from partwise.server.cohort import Recruiting, parse_sampling
 from partwise.server.optimizers import OPTIMIZERS, ServerOptimizer, make_optimizer
 from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting
@@ -146,7 +146,9 @@ def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[
 
 def make_recruiting(config: Config) -> Recruiting:
     """Who takes part in a round."""
-    return Recruiting(**dataclasses.asdict(config.cohort))
+    settings = dataclasses.asdict(config.cohort)
+    settings["sampling"] = parse_sampling(config.cohort.sampling)
+    return Recruiting(**settings)
 
 
 def rates_of(config: Config) -> dict[str, float]:

@@ -62,6 +62,11 @@ class CohortConfig:
     """Who takes part in a round (see server.cohort)."""
 
     size: int = key(50, "clients whose reports are wanted in a round", 1, 10**8)
+    sampling: str = key(
+        "fixed",
+        "fixed: cohorts of that size; poisson: every client with the chance size / all, so that sizes vary around "
+        "it; poisson:MOST: the same, and never more than so many",
+    )
     over_selection: float = key(1.0, "so many times more clients are asked", 1, 1000)
     dropout: float = key(0.0, "chance that a client that was asked never reports", 0, 0.99)
     min_examples: int = key(0, "reports of clients with fewer examples are not used", 0, 10**9)

@@ -40,7 +40,7 @@ LEFT_OUT = {
 
 
 def check_cohort(prepared: Prepared) -> None:
-    """Raise if a round asks more clients than there are, or if none of them can ever count."""
+    """Raise if a round asks more clients than there are, in a way that cannot be, or if nobody can ever count."""
     wanted, store = prepared.recruiting, prepared.store
     if not store.num_clients:
         raise UserError(
@@ -61,6 +61,7 @@ def check_cohort(prepared: Prepared) -> None:
             f"nobody can take part: cohort.min_examples is {wanted.min_examples}, and the largest of the "
             f"{store.num_clients} training clients has {counted(largest, 'example')}. Lower cohort.min_examples."
         )
+    wanted.check(store.num_clients)
 
 
 def check_fit(prepared: Prepared, config: Config) -> None:
@@ -127,9 +128,12 @@ def check_going(tally: Tally, patience: int, rounds: int) -> None:
 def _nobody_counted(tally: Tally) -> UserError:
     counts = left_out(tally)
     main = max(counts, key=lambda reason: counts[reason])
+    told, remedy = tell_left_out(counts), LEFT_OUT[main][2]
+    if not told:
+        told, remedy = "nobody was drawn", "raise cohort.size, or use cohort.sampling=fixed"
     return UserError(
-        f"no client counted in {counted(tally.rounds, 'round')}, so nothing was learned: {tell_left_out(counts)}. "
-        f"To mend it, {LEFT_OUT[main][2]}."
+        f"no client counted in {counted(tally.rounds, 'round')}, so nothing was learned: {told}. To mend it, "
+        f"{remedy}."
     )
 
 

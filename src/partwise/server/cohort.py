@@ -2,26 +2,77 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from partwise.types import UserError
+from partwise.types import UserError, unknown
+
+
+class Sampling(NamedTuple):
+    """How many clients are drawn, which is always without replacement, and how many reports are used.
+
+    draw: (randomness, clients asked, population) -> number of clients
+    most: size of a cohort -> reports that are used at most; None: all
+    """
+
+    name: str
+    draw: Callable[[np.random.Generator, int, int], int]
+    most: Callable[[int], int | None]
+
+
+def fixed() -> Sampling:
+    """Always as many as are asked, of whom the first `size` to report are used."""
+    return Sampling("fixed", lambda rng, asked, population: asked, lambda size: size)
+
+
+def poisson(most: int | None = None) -> Sampling:
+    """Every client with the chance asked / population, whoever else takes part: their number is binomial. Of more
+    than `most` that report, as many at random are used (truncated Poisson)."""
+    name = "poisson" if most is None else f"poisson:{most}"
+    draw = lambda rng, asked, population: int(rng.binomial(population, asked / population))
+    return Sampling(name, draw, lambda size: most)
+
+
+FIXED = fixed()
+SAMPLINGS: Mapping[str, Callable[..., Sampling]] = {"fixed": fixed, "poisson": poisson}
+
+
+def parse_sampling(text: str) -> Sampling:
+    """`fixed`, `poisson`, or `poisson:100` for a hundred clients at most."""
+    name, colon, number = str(text).partition(":")
+    if name not in SAMPLINGS:
+        raise unknown("value of cohort.sampling", name, SAMPLINGS)
+    if not colon:
+        return SAMPLINGS[name]()
+    if name == "fixed":
+        raise UserError(
+            f"cohort.sampling = fixed takes no number of clients (cohort.size is it), not '{text}'"
+        )
+    if not number.isdecimal() or len(number) > 9 or int(number) < 1:
+        raise UserError(
+            f"cohort.sampling = {name}:MOST needs a number of clients of at least 1, as in {name}:100, not '{text}'"
+        )
+    return SAMPLINGS[name](int(number))
 
 
 class Recruiting(NamedTuple):
     """How a cohort is chosen.
 
-    size:           clients whose reports are wanted
+    size:           clients whose reports are wanted; with Poisson sampling, on average
     over_selection: so many times more are asked (FedRecon, section 7)
     dropout:        chance that a client that was asked never reports
     min_examples:   reports of clients with fewer examples are not used (patent claim 12)
+    sampling:       how they are drawn
     """
 
     size: int
     over_selection: float = 1.0
     dropout: float = 0.0
     min_examples: int = 0
+    sampling: Sampling = FIXED
 
     def check(self, num_clients: int) -> Recruiting:
         """Itself, if so many clients can be had."""
@@ -41,12 +92,37 @@ class Recruiting(NamedTuple):
                 f"{self.asked} clients are to be asked every round, but the population has only {num_clients}. "
                 f"Use {remedy}."
             )
+        self._check_sampling()
         return self
+
+    def _check_sampling(self) -> None:
+        name, most = self.sampling.name, self.most
+        if name != "fixed" and self.over_selection != 1:
+            raise UserError(
+                f"with cohort.sampling = {name} there is no cohort to fill up, so cohort.over_selection must be 1, "
+                f"not {self.over_selection:g}: raise cohort.size, or use cohort.sampling=fixed"
+            )
+        if most is not None and most < self.size:
+            raise UserError(
+                f"cohort.sampling = {name} cuts cohorts below cohort.size = {self.size}, their mean: use "
+                f"{name.partition(':')[0]}:{2 * self.size}, or a smaller --cohort"
+            )
 
     @property
     def asked(self) -> int:
-        """How many clients are asked every round."""
+        """How many clients are asked every round; with Poisson sampling, on average."""
         return int(np.ceil(round(self.size * self.over_selection, 6)))
+
+    @property
+    def most(self) -> int | None:
+        """How many reports are used in a round at most; None: all."""
+        return self.sampling.most(self.size)
+
+    def room(self, num_clients: int) -> int:
+        """The largest cohort to expect: four standard deviations above the mean, unless there can be none."""
+        spread = math.sqrt(self.size * (1 - self.size / num_clients))
+        likely = min(math.ceil(self.size + 4 * spread), num_clients)
+        return likely if self.most is None else min(likely, self.most)
 
 
 class Cohort(NamedTuple):
@@ -59,10 +135,11 @@ class Cohort(NamedTuple):
 
 
 def recruit(recruiting: Recruiting, counts: np.ndarray, seed: int, round_number: int) -> Cohort:
-    """Sample without replacement; of those that stay and have enough examples, the first `size`."""
+    """Sample without replacement; of those that stay and have enough examples, the first ones, up to the most."""
     rng = np.random.default_rng([seed, round_number])
-    asked = rng.choice(len(counts), recruiting.asked, replace=False)
+    number = recruiting.sampling.draw(rng, recruiting.asked, len(counts))
+    asked = rng.choice(len(counts), number, replace=False)
     stayed = asked[rng.random(len(asked)) >= recruiting.dropout] if recruiting.dropout else asked
     useful = stayed[counts[stayed] >= recruiting.min_examples] if recruiting.min_examples else stayed
-    clients = useful[: recruiting.size]
+    clients = useful[: recruiting.most]
     return Cohort(clients, len(asked) - len(stayed), len(stayed) - len(useful), len(useful) - len(clients))

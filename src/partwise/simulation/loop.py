@@ -81,7 +81,7 @@ class Simulation:
         self._rooms = rooms[:1] if keeps else rooms
         self.rounds_per_call = 1 if keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
-        self._capacity: dict[str, int] = {}
+        self._capacity = {"cohort": recruiting.room(store.num_clients)}
         self._rounds = compile_rounds(build, self.mesh, self._rooms)
         self.restart(seed)
 
@@ -182,9 +182,8 @@ class Simulation:
 
     def _stage(self, first: int, end: int) -> _Call:
         cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
-        chosen = np.full((self.rounds_per_call, self.recruiting.size), -1)
-        for row, cohort in zip(chosen, cohorts, strict=False):
-            row[: len(cohort.clients)] = cohort.clients
+        room = self._room("cohort", max(len(cohort.clients) for cohort in cohorts))
+        chosen = stage.beside([cohort.clients for cohort in cohorts], self.rounds_per_call, room)
         population, shelf = self._population, self._shelf
         if population is None:
             gathered = self.store.gather(chosen[chosen >= 0])

@@ -67,7 +67,7 @@ class Sweep:
         self._shelf = jax.device_put(stage.shelve(self._population), everywhere(self.mesh))
         self._rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, self._population)
         self._rounds = compile_rounds(build, self.mesh, self._rooms, sweep=True)
-        self._room: dict[str, int] = {}
+        self._room = {"cohort": recruiting.room(store.num_clients)}
         states = [init_server(self.algorithm, round_rng(seed, INIT_ROUND)) for seed in self.seeds]
         self.state = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *states)
 
@@ -98,11 +98,13 @@ class Sweep:
     def _stage(self, count: int) -> tuple[stage.Shelf, stage.Plan]:
         """Each seed's cohorts; a chunk's loops turn as often as the largest client of any run needs."""
         asked: dict[int, stage.Requests] = {}
-        for seed in dict.fromkeys(self.seeds):
-            cohorts = np.full((self.rounds_per_call, self.recruiting.size), -1)
-            for i in range(count):
-                chosen = recruit(self.recruiting, self._population.store.counts, seed, self.round + i).clients
-                cohorts[i, : len(chosen)] = chosen
+        draw = lambda seed, i: recruit(self.recruiting, self._population.store.counts, seed, self.round + i)
+        drawn = {seed: [draw(seed, i).clients for i in range(count)] for seed in self.seeds}
+        room = stage.grown(
+            self._room, "cohort", max(len(clients) for each in drawn.values() for clients in each)
+        )
+        for seed, each in drawn.items():
+            cohorts = stage.beside(each, self.rounds_per_call, room)
             plan = stage.plan(self._population, cohorts, self.mesh.size, self.lanes)
             asked[seed] = stage.ask(
                 self._population, self.partition, self.algorithm.choose, plan, seed, self.round

@@ -167,6 +167,14 @@ def shelve(population: Population) -> Shelf:
     return Shelf(columns, dict(population.positions), keys, {})
 
 
+def beside(cohorts: Sequence[np.ndarray], num_rounds: int, room: int) -> np.ndarray:
+    """Cohorts, one a round, as an array [num_rounds, room], with -1 for nobody."""
+    rows = np.full((num_rounds, room), -1)
+    for row, clients in zip(rows, cohorts, strict=False):
+        row[: len(clients)] = clients
+    return rows
+
+
 def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
     """Lay out cohorts [rounds, clients] (positions in the population, -1 for nobody); keys come with `ask`.
 
