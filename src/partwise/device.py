@@ -18,7 +18,7 @@ from partwise.client.batches import Drawn, Examples
 from partwise.client.check_model import check_model
 from partwise.client.state import Client, begin, outputs_of, read
 from partwise.data.checks import narrow
-from partwise.data.ragged import pad_to_power
+from partwise.data.ragged import pad, pad_to_power
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
@@ -144,7 +144,8 @@ class Device:
             shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.keeps}
             like = lambda path: tables[path] if path in keyed else shapes[path]
             return {path: np.zeros(like(path).shape, leaf.dtype) for path, leaf in shapes.items()}
-        return {path: pad_to_power(rows) if path in keyed else rows for path, rows in kept.items()}
+        filled = lambda path, rows: pad(rows, len(tables[path])) if path in keyed else rows
+        return {path: filled(path, rows) for path, rows in kept.items()}
 
     def personalize(
         self,

@@ -144,8 +144,10 @@ def test_scaffold_by_hand(sparse_model, sparse_parts, sparse_store):
     np.testing.assert_allclose(kept["control/table"][2], own[2][1][held], rtol=1e-4, atol=1e-6)
 
 
-def test_scaffold_lanes_equal_the_plain_loop(sparse_model, sparse_parts, sparse_store):
-    build = controlled(sparse_model, sparse_parts)
+@pytest.mark.parametrize("keys", ["own", "all"])
+def test_scaffold_lanes_equal_the_plain_loop(sparse_model, sparse_parts, sparse_store, keys):
+    """Clients come back to what they kept; also where that is of a whole table."""
+    build = controlled(sparse_model, sparse_parts, choose={"item": parse_choice(keys)})
     check_algorithm(build, RATES, sparse_store, cohort=3, rounds=4, lanes=(2,))
 
 
