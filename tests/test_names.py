@@ -67,3 +67,16 @@ def test_a_type_checker_sees_them_in_a_project_of_a_user(tmp_path):
         (each["range"]["start"]["line"], each["rule"]) for each in found if "Unused" not in each["rule"]
     ]
     assert errors == [(6, "reportAssignmentType"), (7, "reportAttributeAccessIssue")]
+
+
+def test_no_two_files_and_no_two_classes_have_the_same_name():
+    """A newcomer who looks for one finds it at the first try."""
+    files = [p for p in Path(partwise.__file__).parent.rglob("*.py") if p.name != "__init__.py"]
+    classes = [
+        node.name
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    for names in ([path.name for path in files], classes):
+        assert sorted(names) == sorted(set(names))

@@ -18,7 +18,7 @@ from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.server import messages
 from partwise.server.mean import mean
-from partwise.server.messages import About, Task
+from partwise.server.messages import About, Invitation
 from partwise.server.total import Contribution
 from partwise.types import UserError
 
@@ -103,15 +103,15 @@ def test_a_report_that_is_not_valid_says_nothing_else():
 
 
 def test_a_task_comes_back():
-    task = Task(ABOUT, seed=2**40, round=7)
-    assert messages.read_task(messages.write_task(task)) == task
+    task = Invitation(ABOUT, seed=2**40, round=7)
+    assert messages.read_invitation(messages.write_invitation(task)) == task
 
 
 def test_bytes_of_format_1():
     """Golden: if this changes, so must FORMAT, for others read these bytes."""
     report = messages.write_report(ABOUT._replace(model="m"), SENT)
     slices = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT._replace(model="m"))
-    task = messages.write_task(Task(ABOUT._replace(model="m"), 1, 2))
+    task = messages.write_invitation(Invitation(ABOUT._replace(model="m"), 1, 2))
     header = json.loads(report[8 : 8 + int.from_bytes(report[:8], "little")])
     assert {name: part["dtype"] for name, part in header.items() if name != "__metadata__"} == {
         "#sums": "F32",
@@ -119,7 +119,7 @@ def test_bytes_of_format_1():
         "table": "F32",
     }
     digests = [hashlib.sha256(data).hexdigest()[:16] for data in (report, slices, task)]
-    assert digests == ["c8e5d20a38f7760a", "be262839d2d0f11f", "86e4f72a28fe38ed"]
+    assert digests == ["c8e5d20a38f7760a", "be262839d2d0f11f", "56c259ed27fb18e6"]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))

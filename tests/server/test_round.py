@@ -14,7 +14,7 @@ from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.server import optimizers
-from partwise.server.messages import SUMS, read_task
+from partwise.server.messages import SUMS, read_invitation
 from partwise.server.round import Accepted, Refused, Server
 from partwise.types import UserError
 
@@ -66,7 +66,7 @@ def report_of(now, device, store, position, task):
 def begun(server, device, store, state):
     """A round with clients a and b, their tasks, and a's report."""
     now = server.begin(state, 3, RNG)
-    a, b = map(read_task, now.invite(["a", "b"]))
+    a, b = map(read_invitation, now.invite(["a", "b"]))
     return now, a, b, report_of(now, device, store, 0, a)
 
 
@@ -83,7 +83,7 @@ def params_of(closed):
 def test_a_round_from_invitation_to_the_next_version(server, device, store, state):
     now = server.begin(state, 3, RNG)
     names = ["a", "b", "c", "d"]
-    tasks = [read_task(data) for data in now.invite(names)]
+    tasks = [read_invitation(data) for data in now.invite(names)]
     assert {task.about.version for task in tasks} == {3}
     assert len({task.about.task for task in tasks}) == 4
     for position in (3, 0, 2):  # the second never answers, the third has no example
@@ -103,7 +103,7 @@ def test_the_order_of_reports_and_who_else_was_invited_do_not_matter(server, dev
     versions = []
     for names, order in ((["a", "b", "d"], (0, 2)), (["a", "b", "d"], (2, 0))):
         now = server.begin(state, 3, RNG)
-        tasks = [read_task(data) for data in now.invite(names)]
+        tasks = [read_invitation(data) for data in now.invite(names)]
         for i in order:
             assert now.accept(report_of(now, device, store, (0, 1, 3)[i], tasks[i]))
         versions.append(params_of(now.close()))
@@ -209,7 +209,7 @@ def test_clients_of_similar_sizes_share_programs(algorithm, device, store, state
     for number in range(3):
         now = server.begin(state, number, RNG)
         for position, data in zip((0, 1, 3), now.invite("abd"), strict=True):
-            now.accept(report_of(now, device, store, position, read_task(data)))
+            now.accept(report_of(now, device, store, position, read_invitation(data)))
         state = now.close().state
     assert server.add._cache_size() <= 2
     assert server.finish._cache_size() == 1

@@ -4,9 +4,9 @@ Every message is safetensors with a small JSON header: the version of this forma
 model, a digest of the model's leaves and roles, and the task. Who reads one knows which arrays must be in it, so
 its size is held against theirs before anything is parsed, and every name, type and shape after that.
 
-    task     server -> client    take part in this round: choose your keys
-    slices   server -> client    shared and frozen leaves, the slices of the client's keys, the round's randomness
-    report   client -> server    the client's contribution to the sum, or that it is not finite
+    invitation  server -> client    take part in this round: choose your keys
+    slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness
+    report      client -> server    the client's contribution to the sum, or that it is not finite
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class About(NamedTuple):
     model: str = ""  # digest of the model's leaves and their roles
 
 
-class Task(NamedTuple):
-    """An invitation to one client. Its choice of keys depends on seed and round."""
+class Invitation(NamedTuple):
+    """To one client, to take part in a round. Its choice of keys depends on seed and round."""
 
     about: About
     seed: int
@@ -57,15 +57,15 @@ class Slices(NamedTuple):
     rng: np.ndarray  # the round's, as data
 
 
-def write_task(task: Task) -> bytes:
-    """A task as bytes."""
-    return _write("task", task.about, {}, {"seed": task.seed, "round": task.round})
+def write_invitation(task: Invitation) -> bytes:
+    """An invitation as bytes."""
+    return _write("invitation", task.about, {}, {"seed": task.seed, "round": task.round})
 
 
-def read_task(data: bytes) -> Task:
-    """The inverse of `write_task`."""
-    _, header = _read("task", data, {})
-    return Task(_about(header), header["seed"], header["round"])
+def read_invitation(data: bytes) -> Invitation:
+    """The inverse of `write_invitation`."""
+    _, header = _read("invitation", data, {})
+    return Invitation(_about(header), header["seed"], header["round"])
 
 
 def send(

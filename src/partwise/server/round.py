@@ -19,12 +19,12 @@ from partwise.randomness import child
 from partwise.selection.serving import Demand
 from partwise.server.messages import (
     About,
-    Task,
+    Invitation,
     about,
     read_report,
     report_shapes,
     send,
-    write_task,
+    write_invitation,
 )
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, put_rows, step, take_rows
@@ -150,14 +150,14 @@ class Round:
         self._total = server.zero(state.params)
 
     def invite(self, cohort: Iterable[Any]) -> list[bytes]:
-        """A task for every client, by the name it has here."""
+        """An invitation, with a task of its own, for every client, by the name it has here."""
         tasks = []
         for client in cohort:
             name = hashlib.sha256(f"{self._server.run}/{self._number}/{client}".encode()).hexdigest()[:32]
             if name in self._open or name in self._done:
                 raise UserError(f"client {client!r} was invited to this round already")
             self._open[name] = _Member(client)
-            tasks.append(write_task(Task(self._about(name), self._seed, self._number)))
+            tasks.append(write_invitation(Invitation(self._about(name), self._seed, self._number)))
         return tasks
 
     def serve(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:

@@ -18,7 +18,7 @@ from partwise.device import Device
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import check_way, serve, sizes_of
 from partwise.server.cohort import Recruiting, recruit
-from partwise.server.messages import read_task
+from partwise.server.messages import read_invitation
 from partwise.server.record import Record, costs, diverged
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState, is_finite
@@ -51,7 +51,7 @@ def plain_round(
     names = [store.client_ids[position].item() for position in clients]
     now, missed = server.begin(state, round_number, rng, seed), 0
     for position, name, data in zip(clients, names, now.invite(names), strict=True):
-        examples, task = store.gather([position]), read_task(data)
+        examples, task = store.gather([position]), read_invitation(data)
         try:
             asked = device.ask(examples, task.seed, task.round)
             message = _given(now.serve(task.about.task, asked.keys))
