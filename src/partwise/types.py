@@ -9,29 +9,29 @@ from typing import Any, NamedTuple
 # A pytree of arrays. Nested dicts in practice; any pytree with dict-like paths works.
 Params = Any
 
-MOST_NAMES = 30  # that a message lists: all tasks and reproductions, but not all words of a vocabulary
+MOST_NAMES = 30  # listed in one message: enough for all tasks and reproductions, not for a whole vocabulary
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message says what was given, what was expected and what to do.
+    """An error that the user can fix. The message says what was given, what was expected and what to do.
 
     The command line prints it as one paragraph, without a traceback, and exits with code 2.
     """
 
 
 class RunWarning(Warning):
-    """Something went wrong that a run survives, and that its user should know. The command line prints it as a
-    sentence."""
+    """A problem that does not stop a run, but that the user should know about. The command line prints it as
+    a sentence."""
 
 
 class Limits(NamedTuple):
-    """The numbers that a setting may be, both ends among them."""
+    """The smallest and the largest number that a setting may be. Both are allowed values."""
 
     least: float
     most: float
 
     def check(self, key: str, value: Any) -> None:
-        """Raise if `value` is a number beyond them."""
+        """Raise `UserError` if `value` is a number outside the limits."""
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
 
 
 def _number(value: float) -> str:
-    """Whole numbers in full, others short."""
+    """Format whole numbers in full and other numbers in short form."""
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
@@ -60,10 +60,10 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The one way to say that a name is not known."""
+    """Return the error for a name that is not known. All such errors have this form."""
     return UserError(f"unknown {kind} '{name}' ({nearest(name, known)})")
 
 
 def counted(number: int, noun: str, nouns: str | None = None) -> str:
-    """A number with its word, for messages: 1 client, 2,000 clients."""
+    """A number with its noun, for messages: 1 client, 2,000 clients."""
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"

@@ -1,4 +1,4 @@
-"""Who takes part in a round: a function of the seed and the round alone."""
+"""Which clients take part in a round. The choice depends only on the seed and the round."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from partwise.types import UserError, unknown
 
 
 class Sampling(NamedTuple):
-    """How many clients are drawn, which is always without replacement, and how many reports are used.
+    """How many clients are drawn, and how many of their reports are used. Drawing is always without
+    replacement.
 
-    draw: (randomness, clients asked, population) -> number of clients
-    most: size of a cohort -> reports that are used at most; None: all
+    draw: (random generator, clients to ask, population) -> number of clients to draw
+    most: size of a cohort -> the largest number of reports that are used; None means all
     """
 
     name: str
@@ -24,13 +25,16 @@ class Sampling(NamedTuple):
 
 
 def fixed() -> Sampling:
-    """Always as many as are asked, of whom the first `size` to report are used."""
+    """Always draw exactly the number of clients to ask. The first `size` reports are used."""
     return Sampling("fixed", lambda rng, asked, population: asked, lambda size: size)
 
 
 def poisson(most: int | None = None) -> Sampling:
-    """Every client with the chance asked / population, whoever else takes part: their number is binomial. Of more
-    than `most` that report, as many at random are used (truncated Poisson)."""
+    """Draw every client independently, with probability asked / population. The number of clients is then
+    binomial.
+
+    If more than `most` clients report, a random `most` of them are used (truncated Poisson).
+    """
     name = "poisson" if most is None else f"poisson:{most}"
     draw = lambda rng, asked, population: int(rng.binomial(population, asked / population))
     return Sampling(name, draw, lambda size: most)
@@ -41,7 +45,7 @@ SAMPLINGS: Mapping[str, Callable[..., Sampling]] = {"fixed": fixed, "poisson": p
 
 
 def parse_sampling(text: str) -> Sampling:
-    """`fixed`, `poisson`, or `poisson:100` for a hundred clients at most."""
+    """Read the setting: `fixed`, `poisson`, or `poisson:100` for at most a hundred clients."""
     name, colon, number = str(text).partition(":")
     if name not in SAMPLINGS:
         raise unknown("value of cohort.sampling", name, SAMPLINGS)
@@ -61,11 +65,11 @@ def parse_sampling(text: str) -> Sampling:
 class Recruiting(NamedTuple):
     """How a cohort is chosen.
 
-    size:           clients whose reports are wanted; with Poisson sampling, on average
-    over_selection: so many times more are asked (FedRecon, section 7)
-    dropout:        chance that a client that was asked never reports
+    size:           number of reports that are wanted; with Poisson sampling, the mean number
+    over_selection: this many times more clients are asked (FedRecon, section 7)
+    dropout:        probability that an asked client never reports
     min_examples:   reports of clients with fewer examples are not used (patent claim 12)
-    sampling:       how they are drawn
+    sampling:       how the clients are drawn
     """
 
     size: int
@@ -75,7 +79,7 @@ class Recruiting(NamedTuple):
     sampling: Sampling = FIXED
 
     def check(self, num_clients: int) -> Recruiting:
-        """Itself, if so many clients can be had."""
+        """Return itself. Raises `UserError` if the settings are invalid or the population is too small."""
         if self.size < 1:
             raise UserError(f"a cohort needs at least 1 client, not {self.size}")
         if self.over_selection < 1 or not 0 <= self.dropout < 1:
@@ -110,32 +114,38 @@ class Recruiting(NamedTuple):
 
     @property
     def asked(self) -> int:
-        """How many clients are asked every round; with Poisson sampling, on average."""
+        """How many clients are asked in every round; with Poisson sampling, the mean number."""
         return int(np.ceil(round(self.size * self.over_selection, 6)))
 
     @property
     def most(self) -> int | None:
-        """How many reports are used in a round at most; None: all."""
+        """The largest number of reports that are used in a round; None means all."""
         return self.sampling.most(self.size)
 
     def room(self, num_clients: int) -> int:
-        """The largest cohort to expect: four standard deviations above the mean, unless there can be none."""
+        """The largest cohort to expect: four standard deviations above the mean, but never more than is
+        possible."""
         spread = math.sqrt(self.size * (1 - self.size / num_clients))
         likely = min(math.ceil(self.size + 4 * spread), num_clients)
         return likely if self.most is None else min(likely, self.most)
 
 
 class Cohort(NamedTuple):
-    """Positions of the clients whose reports count, and what became of the others that were asked."""
+    """Positions of the clients whose reports are used, and what happened to the other clients that were
+    asked."""
 
     clients: np.ndarray
     dropped: int  # never reported
-    too_small: int  # reported, with too few examples
+    too_small: int  # reported, but with too few examples
     spare: int  # reported after the cohort was full
 
 
 def recruit(recruiting: Recruiting, counts: np.ndarray, seed: int, round_number: int) -> Cohort:
-    """Sample without replacement; of those that stay and have enough examples, the first ones, up to the most."""
+    """Choose the cohort of a round.
+
+    Clients are sampled without replacement. Clients that drop out or have too few examples are removed. The
+    first of the remaining clients form the cohort, up to the largest number that is used.
+    """
     rng = np.random.default_rng([seed, round_number])
     number = recruiting.sampling.draw(rng, recruiting.asked, len(counts))
     asked = rng.choice(len(counts), number, replace=False)

@@ -1,6 +1,8 @@
-"""What an aggregator may do to a client's numbers before they leave it: clip them, and turn them into integers.
+"""What an aggregator may do to a client's numbers before they leave the client: clip them, and turn them into
+integers.
 
-Each of these takes an aggregator and returns one, so they compose: clip first, weigh, then round.
+Each function takes an aggregator and returns an aggregator, so they can be combined: clip, then weigh, then
+round.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import optax
 from partwise.server.total import Aggregator, Contribution, Report, Total
 from partwise.types import UserError
 
-LARGEST = 2.0**31 - 128  # the largest float32 that is an int32
+LARGEST = 2.0**31 - 128  # the largest float32 that fits into an int32
 
 
 def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
-    """Updates scaled down to at most this L2 norm, over all leaves together, before they are weighed."""
+    """Return the aggregator with updates scaled down to an L2 norm of at most `norm`.
+
+    The norm is taken over all leaves together. Updates are clipped before they are weighted.
+    """
     if not norm > 0:
         raise UserError(f"updates are clipped to a norm above 0, not {norm}")
 
@@ -31,10 +36,11 @@ def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
 
 
 def fixed_point(aggregator: Aggregator, bits: int) -> Aggregator:
-    """Contributions as multiples of 2^-bits in 32-bit integers, whose sums are exact modulo 2^32, in any order.
+    """Return the aggregator with contributions as multiples of 2^-bits in 32-bit integers.
 
-    A number is rounded up or down by chance, so that it is right on average. A sum is right if it lies within
-    +-2^(31 - bits); a single number outside is cut to that.
+    Sums of such integers are exact modulo 2^32, in any order. A number is rounded up or down at random, so
+    that it is right on average. A sum is right if it lies within +-2^(31 - bits). A single number outside
+    this range is cut to it.
     """
     if not 0 <= bits <= 30:
         raise UserError(f"a fixed point has 0 to 30 bits after it, not {bits}")

@@ -1,7 +1,8 @@
 """Means corrected by heat (FedSubAvg, Algorithm 1, line 9): a row's mean over the cohort times N / n_m.
 
-Its expectation over cohorts is the mean over the clients that hold the row, so rows that few hold move as fast as
-those that all hold. It is a factor on the mean of any weighting, before any server optimizer.
+The expectation of this over cohorts is the mean over the clients that hold the row. So rows that few clients
+hold move as fast as rows that all clients hold. The correction is a factor on the mean, for any weighting. It
+is applied before the server optimizer.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from partwise.types import UserError, unknown
 def sub_mean(heats: Mapping[str, Heat], weigh: Weigh = uniform, cap: float | None = None) -> Aggregator:
     """The mean over the cohort, times N / n_m in the key spaces whose heat is given.
 
-    Count by clients where clients count alike, by samples (the authors' code) where they count by examples. A
-    factor is at most `cap`.
+    Args:
+        heats: {key space: heat}. Count heat by clients if all clients have the same weight. Count it by
+            samples (as in the authors' code) if clients are weighted by their examples.
+        weigh: The weight of a client.
+        cap: The largest factor; None for no limit.
     """
 
     def init(partition: Partition) -> Carried:
@@ -48,8 +52,9 @@ def sub_mean(heats: Mapping[str, Heat], weigh: Weigh = uniform, cap: float | Non
 def estimated_sub_mean(
     spaces: tuple[str, ...], weigh: Weigh = uniform, cap: float | None = None
 ) -> Aggregator:
-    """The same where N and n_m are unknown: with the share of holders among all clients that reported so far, this
-    round's among them (`data.heat_estimate` states its error). Where clients count by examples, so do holders."""
+    """Like `sub_mean`, for N and n_m that are unknown. They are replaced by the share of holders among all
+    clients that have reported so far, this round included (`data.heat_estimate` states the error). Holders
+    are counted with the weights of the clients."""
 
     def init(partition: Partition) -> Carried:
         holders = {space: jnp.zeros(partition.num_keys(space)) for space in spaces}
@@ -75,7 +80,7 @@ def estimated_sub_mean(
 def _corrected(
     partition: Partition, total: Total, factors: Mapping[str, Any], rng: jax.Array
 ) -> dict[str, jax.Array]:
-    """The mean over the cohort with the rows of keyed leaves multiplied."""
+    """The mean over the cohort, with the rows of keyed leaves multiplied by their factors."""
     plain, _ = mean().decode(partition, total, {}, rng)
     space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
     over_rows = lambda path: factors[space_of(path)].reshape(-1, *[1] * (plain[path].ndim - 1))

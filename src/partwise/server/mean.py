@@ -1,4 +1,4 @@
-"""Means of client updates: what a client weighs, and what the sum is divided by."""
+"""Means of client updates: the weight of a client, and the number by which the sum is divided."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Weigh = Callable[[Report], jax.Array]
 
 
 def by_examples(report: Report) -> jax.Array:
-    """n_i, the weight of the query set (FedRecon, Algorithm 1; patent claim 11)."""
+    """The weight n_i, that of the query set (FedRecon, Algorithm 1; patent claim 11)."""
     return report.weight
 
 
 def uniform(report: Report) -> jax.Array:
-    """Every client counts the same (appendix B: weights "can be omitted")."""
+    """The same weight for every client (appendix B: weights "can be omitted")."""
     return jnp.ones(())
 
 
 def weighted(weigh: Weigh) -> Encode:
-    """The contribution of a client that weighs so much. Who has no query example, an empty lane among them, never
-    takes part, whatever `weigh` says."""
+    """Make the function that turns a report into a contribution with the weight `weigh(report)`. A client
+    without query examples, such as an empty lane, always has weight 0."""
 
     def encode(report: Report, rng: jax.Array) -> Contribution:
         weight = jnp.where(report.weight > 0, weigh(report), 0)
-        # A division: XLA computes it once for both readers, the check and the sum; a product it would do twice.
+        # A division: XLA computes it once for its two uses, the check and the sum. A product is computed twice.
         update = {
             path: change.astype(tree.wide(change)) / (1 / weight) for path, change in report.update.items()
         }
@@ -41,9 +41,12 @@ def weighted(weigh: Weigh) -> Encode:
 
 
 def mean(weigh: Weigh = by_examples, over_holders: tuple[str, ...] = ()) -> Aggregator:
-    """Sum of (n_i / n) delta_i over the cohort; in the key spaces `over_holders`, over the clients that hold
-    the row. A row that only one client can hold then takes that client's update whole: its state, kept on the
-    server (FedRecon, footnote 4)."""
+    """Sum of (n_i / n) delta_i over the cohort. In the key spaces `over_holders`, the sum and n are over the
+    clients that hold the row.
+
+    A row that only one client can hold then takes the whole update of that client. So the server stores that
+    client's state (FedRecon, footnote 4).
+    """
 
     def decode(
         partition: Partition, total: Total, carried: Carried, rng: jax.Array

@@ -1,12 +1,14 @@
-"""Messages between a server and its clients: bytes that say what they belong to, and are checked before use.
+"""Messages between a server and its clients: bytes that say what they belong to, and that are checked before
+use.
 
 Every message is safetensors with a small JSON header: the version of this format, the run, the version of the
-model, a digest of the model's leaves and roles, and the task. Who reads one knows which arrays must be in it, so
-its size is held against theirs before anything is parsed, and every name, type and shape after that.
+model, a digest of the model's leaves and roles, and the task. The reader knows which arrays must be in the
+message. So it first compares the size of the message with theirs, before it parses anything. Then it checks
+every name, type and shape.
 
     invitation  server -> client    take part in this round: choose your keys
     slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness
-    report      client -> server    the client's contribution to the sum, or that it is not finite
+    report      client -> server    the client's contribution to the sum, or a note that it is not finite
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from partwise.types import UserError
 
 FORMAT = 1
 LARGEST_HEADER = 1 << 20  # bytes
-SUMS = "#sums"  # weight, clients, loss and its weight, in one array; no leaf has such a name
+SUMS = "#sums"  # weight, clients, loss and its weight, in one array; no leaf has this name
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -36,13 +38,14 @@ class About(NamedTuple):
     """What a message belongs to."""
 
     run: str = ""
-    version: int = 0  # of the model: how many rounds made it
+    version: int = 0  # of the model: the number of rounds so far
     task: str = ""  # one client's work in one round
     model: str = ""  # digest of the model's leaves and their roles
 
 
 class Invitation(NamedTuple):
-    """To one client, to take part in a round. Its choice of keys depends on seed and round."""
+    """An invitation for one client to take part in a round. The keys that it chooses depend on `seed` and
+    `round`."""
 
     about: About
     seed: int
@@ -50,11 +53,11 @@ class Invitation(NamedTuple):
 
 
 class Slices(NamedTuple):
-    """What a client was sent."""
+    """What the server sent to a client."""
 
     about: About
     params: Mapping[str, np.ndarray]  # the server's leaves; keyed ones: the rows of the client's keys
-    rng: np.ndarray  # the round's, as data
+    rng: np.ndarray  # the key data of the round's randomness
 
 
 def write_invitation(task: Invitation) -> bytes:
@@ -75,7 +78,7 @@ def send(
     rng: jax.Array,
     belongs: About | None = None,
 ) -> bytes:
-    """The slices of a client's keys as bytes. Of a table only these rows are touched."""
+    """Write the slices of a client's keys as bytes. Only these rows of a table are read."""
     arrays = {}
     for path, leaf in params.items():
         if path in partition.of("keyed"):
@@ -89,7 +92,7 @@ def send(
 
 
 def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray]) -> Slices:
-    """What `send` wrote for these keys; slices as psi decodes them."""
+    """Read what `send` wrote for these keys. The slices are decoded by their psi."""
     expected = slices_shapes(partition, {space: len(each) for space, each in keys.items()})
     arrays, header = _read("slices", data, expected)
     belongs = _about(header)
@@ -109,7 +112,7 @@ def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray
 
 
 def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
-    """The arrays of a message with so many keys."""
+    """The names, shapes and types of the arrays in a `slices` message with this many keys."""
     shapes = {}
     for path, leaf in partition.server_shapes.items():
         if path in partition.of("keyed"):
@@ -123,7 +126,7 @@ def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str
 
 
 def write_report(belongs: About, sent: Contribution) -> bytes:
-    """A contribution as bytes. One that is not valid travels without its values."""
+    """Write a contribution as bytes. A contribution that is not valid is sent without its values."""
     if not sent.valid:
         return _write("report", belongs, {}, {"valid": False})
     sums = np.stack([np.asarray(each) for each in (sent.weight, sent.clients, *sent.loss)])
@@ -131,7 +134,8 @@ def write_report(belongs: About, sent: Contribution) -> bytes:
 
 
 def read_report(data: bytes, shapes: Shapes) -> tuple[About, Contribution]:
-    """What `write_report` wrote, if it is of these arrays (see `report_shapes`)."""
+    """Read what `write_report` wrote. Raises `UserError` if the arrays are not those of `shapes` (see
+    `report_shapes`)."""
     arrays, header = _read("report", data, shapes)
     weight, clients, *loss = arrays.pop(SUMS, np.zeros(4, np.float32))
     valid = np.asarray(header.get("valid") is True)
@@ -139,7 +143,7 @@ def read_report(data: bytes, shapes: Shapes) -> tuple[About, Contribution]:
 
 
 def report_shapes(aggregator: Aggregator, partition: Partition, num_keys: Mapping[str, int]) -> Shapes:
-    """The arrays of a client's report with so many keys."""
+    """The names, shapes and types of the arrays in a client's report with this many keys."""
     zero: Any = lambda like: jax.eval_shape(aggregator.zero, like)
     shapes = {SUMS: zero(jax.ShapeDtypeStruct((4,), jnp.float32))}
     for path, leaf in partition.server_shapes.items():
@@ -152,7 +156,7 @@ def report_shapes(aggregator: Aggregator, partition: Partition, num_keys: Mappin
 
 
 def about(data: bytes) -> About:
-    """What a message says that it belongs to, from its header alone."""
+    """Read from the header alone what a message belongs to."""
     return _about(header_of(data, LARGEST_HEADER))
 
 
@@ -161,7 +165,8 @@ def _write(kind: str, belongs: About, arrays: Mapping[str, Any], more: Mapping[s
 
 
 def _read(kind: str, data: bytes, shapes: Shapes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and header of a message of this kind with exactly these arrays (or none: what is not valid)."""
+    """Arrays and header of a message of this kind. It must have exactly these arrays, or none if it is not
+    valid."""
     largest = LARGEST_HEADER + sum(x.size * x.dtype.itemsize for x in shapes.values())
     if len(data) > largest:
         raise UserError(f"a {kind} of {len(data):,} bytes is too large: here it has {largest:,} at most")

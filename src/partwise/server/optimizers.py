@@ -1,8 +1,10 @@
-"""The server's optimizers: the mean update as an antigradient into any optax optimizer (Reddi et al., 2021).
+"""The server's optimizers: any optax optimizer, with the negative mean update as its gradient (Reddi et al.,
+2021).
 
-With SGD and Adagrad a row that nobody sent keeps its value and its state, so the step may be taken on the
-rows of a cohort alone. Momentum, Adam and Yogi go on moving such a row and need to see the whole table every
-round; their lazy namesakes are defined on the rows that the cohort asked for, and leave the others alone.
+With SGD and Adagrad, a row that no client sent keeps its value and its state. So the step may be taken on the
+rows of a cohort alone. Momentum, Adam and Yogi keep moving such a row, so they need the whole table in every
+round. Their lazy variants are defined on the rows that the cohort asked for, and do not change the other
+rows.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from partwise.types import Limits, unknown
 
 
 class ServerOptimizer(NamedTuple):
-    """An optax transformation, and which rows of a keyed table it must see.
+    """An optax transformation, and which rows of a keyed table it needs.
 
-    all:   every row, because one with a zero gradient moves too
-    exact: any rows that hold those which were sent; the others stay exactly as they are anyway
-    asked: the rows that some client of the round asked for, and no other: that is what it is defined on
+    all:   every row, because a row with a zero gradient moves too
+    exact: any set of rows that includes the rows that were sent; the other rows do not change in any case
+    asked: exactly the rows that some client of the round asked for, because the optimizer is defined on these
     """
 
     transform: optax.GradientTransformation
@@ -33,7 +35,7 @@ def sgd(rate: Any, momentum: float | None = None) -> ServerOptimizer:
 
 
 def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) -> ServerOptimizer:
-    """FedAdagrad; as optax has it, epsilon is added to the sum of squares, under the root."""
+    """FedAdagrad. As in optax, epsilon is added to the sum of squares, under the root."""
     return ServerOptimizer(optax.adagrad(rate, initial_accumulator, epsilon), rows="exact")
 
 
@@ -51,15 +53,16 @@ def yogi(
 
 
 def lazy_adam(rate: Any, **settings: Any) -> ServerOptimizer:
-    """Adam on the rows that some client of the round asked for; all other rows keep their values and moments.
+    """Adam on the rows that some client of the round asked for. All other rows keep their values and moments.
 
-    What is shared is stepped as in Adam. Bias is corrected for the number of rounds, for every row alike.
+    Shared leaves are updated as in Adam. The bias correction uses the number of rounds, the same for every
+    row.
     """
     return adam(rate, **settings)._replace(rows="asked")
 
 
 def lazy_yogi(rate: Any, **settings: Any) -> ServerOptimizer:
-    """Yogi on the rows that some client of the round asked for, as `lazy_adam`."""
+    """Yogi on the rows that some client of the round asked for, like `lazy_adam`."""
     return yogi(rate, **settings)._replace(rows="asked")
 
 
@@ -73,7 +76,8 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
 }
 
 
-# What the optimizers' own settings may be; a decay of 1 would never forget, and move nothing.
+# The allowed values of the optimizers' own settings. A decay of 1 is not allowed: it would never forget, and move
+# nothing.
 _FIRST, _SMALL = {"initial_accumulator": Limits(0, 1e6)}, {"epsilon": Limits(1e-12, 1e6)}
 _DECAYS = {"b1": Limits(0, 0.9999), "b2": Limits(0, 0.999999)}
 SETTINGS: Mapping[str, Mapping[str, Limits]] = {
@@ -87,7 +91,8 @@ SETTINGS: Mapping[str, Mapping[str, Limits]] = {
 
 
 def make_optimizer(name: str, rate: Any, **settings: Any) -> ServerOptimizer:
-    """An optimizer by name, with its settings."""
+    """Make the optimizer with this name, learning rate and settings. Raises `UserError` for an unknown name
+    or setting."""
     if name not in OPTIMIZERS:
         raise unknown("server optimizer", name, OPTIMIZERS)
     for setting, value in settings.items():

@@ -1,4 +1,4 @@
-"""What is told of a round, whoever ran it: compiled cohort, plain loop or network."""
+"""What is recorded of a round, the same for the compiled cohort, the plain loop and a network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Record(NamedTuple):
     clients: int  # whose updates were used
     examples: int  # that the cohort holds
     loss: float  # mean over the batches that clients trained on
-    bytes_down: int  # by the way of serving that the run names
+    bytes_down: int  # with the way of serving that the run uses
     bytes_up: int
     missed: int  # ids of the clients' examples that are not among the keys they asked for
     empty: int  # clients with no query example
@@ -25,11 +25,12 @@ class Record(NamedTuple):
     too_small: int
     spare: int
     broken: tuple[Any, ...]  # ids of clients whose update was not finite
-    serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty where nothing is keyed
+    serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty if no leaf is keyed
 
 
 def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:
-    """Those fields of a record: what every way of serving costs, and the bytes of the one that is named."""
+    """The fields of a record about costs: what every way of serving costs, and the bytes of the way that is
+    named."""
     serving = {name: each._asdict() for name, each in served.items()} if sizes.num_keys else {}
     return {
         "bytes_down": served[way].bytes_down,
@@ -39,7 +40,7 @@ def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any
 
 
 def diverged(record: Record, clients: list[Any]) -> UserError:
-    """Words for a run that cannot go on."""
+    """Return the error for a run whose parameters are no longer finite."""
     shown = ", ".join(map(str, clients[:10])) + (
         f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     )

@@ -1,7 +1,8 @@
 """A round as the server sees it, without any I/O: invite clients, serve their slices, accept reports, close.
 
-The plain backend drives it with clients in the same process, a network's coordinator with clients elsewhere; the
-compiled cohort equals it. Sum and step are compiled; of a table only the rows that a client asks for are touched.
+The plain backend runs it with clients in the same process. The coordinator of a network runs it with remote
+clients. The compiled cohort gives the same result. The sum and the step are compiled. Only those rows of a
+table are touched that a client asks for.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from partwise.types import UserError
 
 
 class ServerSide(Protocol):
-    """What a server needs of an algorithm."""
+    """The parts of an algorithm that a server needs."""
 
     @property
     def partition(self) -> Partition: ...
@@ -44,12 +45,13 @@ class ServerSide(Protocol):
 
 
 def sees_all_rows(algorithm: ServerSide) -> bool:
-    """Whether a round must work on whole tables; else on rows that hold those which clients asked for."""
+    """Whether a round must work on whole tables. If not, it works on a set of rows that includes all rows
+    clients asked for."""
     return algorithm.aggregator.all_rows or algorithm.optimizer.rows == "all"
 
 
 def check_rows(algorithm: ServerSide) -> None:
-    """Raise if the aggregator moves rows that the optimizer would leave where they are."""
+    """Raise `UserError` if the aggregator moves rows that the optimizer would not change."""
     if algorithm.aggregator.all_rows and algorithm.optimizer.rows == "asked":
         raise UserError(
             "this aggregator moves every row of a table, and a lazy server optimizer steps only on the rows that a "
@@ -60,10 +62,13 @@ def check_rows(algorithm: ServerSide) -> None:
 def finish(
     algorithm: ServerSide, state: ServerState, total: Total, rng: jax.Array
 ) -> tuple[ServerState, Total]:
-    """The end of a round: the mean update into the optimizer; and the total in ordinary numbers.
+    """The end of a round: decode the total and give the mean update to the optimizer.
 
-    State and total may be cut to the same rows of their tables, unless `sees_all_rows`. Nothing moves if nobody
-    took part.
+    State and total may be cut to the same rows of their tables, unless `sees_all_rows`. Nothing changes if no
+    client took part.
+
+    Returns:
+        The new state, and the total in ordinary numbers.
     """
     aggregator = algorithm.aggregator
     total = aggregator.reveal(total)
@@ -75,24 +80,24 @@ Reason = Literal["malformed", "run", "version", "model", "task", "duplicate", "k
 
 
 class Refused(NamedTuple):
-    """Why a request or a report was not accepted; nothing has changed."""
+    """Why a request or a report was not accepted. A refusal changes nothing in the round."""
 
     reason: Reason
     what: str  # in words
 
 
 class Accepted(NamedTuple):
-    """A report that counts, or one that said that it is not finite."""
+    """A report that was added, or a report which says that it is not finite (`valid` is False)."""
 
     client: Any
     valid: bool
 
 
 class Closed(NamedTuple):
-    """The next version of the model, and what the server saw of the round."""
+    """The next version of the model, and what the server knows about the round."""
 
     state: ServerState
-    total: Total  # in ordinary numbers, without its tables
+    total: Total  # in ordinary numbers, without `update` and `held`
     demands: Mapping[str, Demand]
     bytes_down: int  # of slices
     bytes_up: int  # of reports that were accepted
@@ -102,7 +107,7 @@ class Closed(NamedTuple):
 
 
 class Server:
-    """An algorithm's server side: the compiled functions that all rounds of a run share."""
+    """The server side of an algorithm: the compiled functions that all rounds of a run share."""
 
     def __init__(self, algorithm: ServerSide, run: str = ""):
         check_rows(algorithm)
@@ -113,7 +118,7 @@ class Server:
         self.finish = jax.jit(self._finish)
 
     def begin(self, state: ServerState, number: int, rng: jax.Array, seed: int = 0) -> Round:
-        """The round after `number` others; clients choose their keys by seed and number."""
+        """Begin the round after `number` earlier rounds. Clients choose their keys with `seed` and `number`."""
         return Round(self, state, number, rng, seed)
 
     def _finish(
@@ -130,14 +135,14 @@ class Server:
 
 
 class _Member(NamedTuple):
-    """A client that was invited, and the keys it asked for."""
+    """An invited client, and the keys that it asked for."""
 
     client: Any
     keys: Mapping[str, np.ndarray] | None = None
 
 
 class Round:
-    """One round. Every task is one client's; it is served and accepted once."""
+    """One round. Each task belongs to one client. Its report is accepted once."""
 
     def __init__(self, server: Server, state: ServerState, number: int, rng: jax.Array, seed: int):
         self._server, self._state, self._rng = server, state, rng
@@ -150,7 +155,7 @@ class Round:
         self._total = server.zero(state.params)
 
     def invite(self, cohort: Iterable[Any]) -> list[bytes]:
-        """An invitation, with a task of its own, for every client, by the name it has here."""
+        """Return one invitation message for every client of the cohort. Each contains its own task."""
         tasks = []
         for client in cohort:
             name = hashlib.sha256(f"{self._server.run}/{self._number}/{client}".encode()).hexdigest()[:32]
@@ -161,7 +166,7 @@ class Round:
         return tasks
 
     def serve(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
-        """The slices of a task's keys. A client may ask again, for the same keys."""
+        """Return the slices for a task's keys. A client may ask again, but only for the same keys."""
         member = self._open.get(task)
         if member is None:
             return self._unknown(task)
@@ -179,7 +184,7 @@ class Round:
         return message
 
     def accept(self, report: bytes) -> Accepted | Refused:
-        """Add a report to the sum, or say why not."""
+        """Add a report to the sum, or return why it was refused."""
         try:
             belongs = about(report)
         except UserError as error:
@@ -211,7 +216,7 @@ class Round:
         return Accepted(member.client, valid=True)
 
     def close(self) -> Closed:
-        """The next version of the model, from the reports that were accepted."""
+        """End the round. Returns the next version of the model, made from the accepted reports."""
         algorithm, keyed = self._server.algorithm, self._server.algorithm.partition.spaces
         asked = {space: [keys[space] for keys in self._served] for space in keyed}
         rows = {space: np.unique(np.concatenate(each)) for space, each in asked.items() if each}
@@ -234,7 +239,7 @@ class Round:
         )
 
     def _add(self, sent: Contribution, keys: Mapping[str, np.ndarray]) -> None:
-        """Filled up to sizes that clients share, so that the sum is compiled for few."""
+        """Add a contribution, padded to a few common sizes, so that the sum is compiled only for these."""
         keyed, partition = self._server.algorithm.partition.of("keyed"), self._server.algorithm.partition
         update = {
             path: pad_to_power(np.asarray(change)) if path in keyed else change
@@ -244,7 +249,7 @@ class Round:
         self._total = self._server.add(self._total, sent._replace(update=update), rows)
 
     def _rows(self, space: str, keys: np.ndarray) -> np.ndarray:
-        """Keys as rows, filled up with one that does not exist."""
+        """Keys as row numbers, padded with a row number that does not exist."""
         return pad_to_power(keys.astype(np.int32), self._server.algorithm.partition.num_keys(space))
 
     def _about(self, task: str) -> About:
@@ -256,7 +261,7 @@ class Round:
         return Refused("task", f"there is no task {task} in this round")
 
     def _wrong_place(self, belongs: About) -> Refused | None:
-        """Of another run, another version or another model."""
+        """Refuse a report of another run, another version or another model; None if it belongs here."""
         here = self._about(belongs.task)._asdict()
         reasons: tuple[Reason, ...] = ("run", "version", "model")
         for reason in reasons:
@@ -269,7 +274,7 @@ class Round:
 
 
 def _wrong_keys(partition: Partition, keys: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with a request; nothing if all is well."""
+    """What is wrong with the keys of a request; an empty string if nothing is wrong."""
     if set(keys) != set(partition.spaces):
         return f"keys of {sorted(keys)} were asked for, and there are {sorted(partition.spaces)}"
     for space, each in keys.items():
@@ -282,7 +287,8 @@ def _wrong_keys(partition: Partition, keys: Mapping[str, np.ndarray]) -> str:
 
 
 def _wrong_values(sent: Contribution) -> Refused | None:
-    """What no honest client sends, as far as that can be seen: numbers that are no floats may be anything."""
+    """Refuse values that no correct client sends. Only floats can be checked: encoded integers may have any
+    value."""
     if not np.issubdtype(np.asarray(sent.weight).dtype, np.floating):
         return None
     if not all(np.isfinite(each).all() for each in (*sent.update.values(), sent.weight)):
@@ -293,7 +299,7 @@ def _wrong_values(sent: Contribution) -> Refused | None:
 
 
 def _total_rows(partition: Partition, total: Total, rows: Mapping[str, Any]) -> Total:
-    """The total cut to these rows, as `take_rows` cuts a state."""
+    """The total cut to these rows, in the way `take_rows` cuts a state."""
     space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
     take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
     return total._replace(

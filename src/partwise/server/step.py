@@ -1,4 +1,5 @@
-"""The server's state and its step: the mean update into the optimizer, on whole tables or on some of their rows."""
+"""The server's state and its step: the optimizer applies the mean update, to whole tables or to some of their
+rows."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from partwise.server.optimizers import ServerOptimizer
 
 
 class ServerState(NamedTuple):
-    """All that the server carries from round to round."""
+    """Everything that the server carries from round to round."""
 
     params: Mapping[str, jax.Array]  # every leaf the server stores, flat, keyed leaves rows first
     optimizer: Any
-    aggregator: Mapping[str, Mapping[str, Any]] = {}  # what it carries (see server.mean)
+    aggregator: Mapping[str, Mapping[str, Any]] = {}  # what the aggregator carries (see server.total)
 
 
 def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...]:
@@ -43,7 +44,7 @@ def init_state(
 def step(
     state: ServerState, optimizer: ServerOptimizer, mean: Mapping[str, jax.Array], active: Any
 ) -> ServerState:
-    """One server round; nothing moves if nobody reported (`active` false)."""
+    """One step of the server's optimizer. If `active` is False (no client reported), nothing changes."""
     moving = {path: state.params[path] for path in mean}
     gradients = tree.like({path: -update for path, update in mean.items()}, moving)
     changes, new_state = optimizer.transform.update(gradients, state.optimizer, moving)
@@ -55,8 +56,8 @@ def step(
 def map_tables(
     partition: Partition, optimizer: ServerOptimizer, function: Callable, state: ServerState, *others: Any
 ):
-    """Apply `function(leaf, space, *leaves of others)` to keyed leaves, to their optimizer state and to what the
-    aggregator carries alike."""
+    """Apply `function(leaf, space, *leaves of others)` to all keyed leaves, to their optimizer state, and to
+    the aggregator's carried values for them."""
     keyed = partition.of("keyed")
     space_of = lambda path: partition.roles[path].space if path in keyed else ""
     spaces = {path: space_of(path) for path in trainable(partition, state.params)}
@@ -92,8 +93,11 @@ def map_tables(
 def take_rows(
     partition: Partition, optimizer: ServerOptimizer, state: ServerState, rows: Mapping[str, jax.Array]
 ) -> ServerState:
-    """The state with its tables cut to these rows, by key space. A row out of range stands for none: it reads
-    the last row, which is quicker than zeros, and `put_rows` drops it."""
+    """The state with its tables cut to these rows, by key space.
+
+    A row number out of range is padding. It reads the last row (faster than reading zeros), and `put_rows`
+    ignores it.
+    """
     take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
     return map_tables(partition, optimizer, take, state)
 
@@ -105,11 +109,12 @@ def put_rows(
     rows: Mapping[str, jax.Array],
     part: ServerState,
 ) -> ServerState:
-    """The state with those rows, and all that is no table, replaced; the inverse of `take_rows`."""
+    """The state with these rows and everything that is not a table replaced by `part`. The inverse of
+    `take_rows`."""
     put = lambda leaf, space, new: leaf.at[rows[space]].set(new, mode="drop") if space in rows else new
     return map_tables(partition, optimizer, put, state, part)
 
 
 def is_finite(state: ServerState) -> jax.Array:
-    """Whether the parameters are all finite numbers."""
+    """Whether all parameters are finite numbers."""
     return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

@@ -1,8 +1,9 @@
-"""The sum: all that passes from clients to the server.
+"""The sum: everything that goes from clients to the server.
 
-A client's contribution is an update, a weight and a few numbers; a total is their sum. Because it only adds up, a
-cohort can be summed in any order, in chunks, over devices, over a network, and under secure aggregation. An
-aggregator says what a client adds (`encode`, on the client) and what the sum means (`decode`, on the server).
+A client's contribution is an update, a weight and a few numbers. A total is the sum of contributions. Because
+contributions are only added, a cohort can be summed in any order, in chunks, over devices, over a network,
+and with secure aggregation. An aggregator defines what a client adds (`encode`, on the client) and what the
+sum means (`decode`, on the server).
 """
 
 from __future__ import annotations
@@ -20,57 +21,58 @@ from partwise.server.step import trainable
 
 
 class Report(NamedTuple):
-    """What a client found in a round (FedRecon, Algorithm 1: delta_i and n_i). It stays on the client: what leaves
-    is what the aggregator's `encode` makes of it."""
+    """The result of a client's round (FedRecon, Algorithm 1: delta_i and n_i). It stays on the client. Only
+    the contribution that the aggregator's `encode` makes from it leaves the client."""
 
-    update: Mapping[str, jax.Array]  # shared leaves: the change; keyed leaves: the change of its own rows
+    update: Mapping[str, jax.Array]  # shared leaves: the change; keyed leaves: that of the client's rows
     weight: jax.Array  # n_i = weight of the query set; 0 if it is empty
-    loss: Sums  # of the batches it trained on
-    keep: Mapping[str, jax.Array] = {}  # stays with the client until its next round
+    loss: Sums  # over the batches that the client trained on
+    keep: Mapping[str, jax.Array] = {}  # stays on the client until its next round
 
 
 class Contribution(NamedTuple):
     """What leaves a client: its part of every sum, and whether it may be added."""
 
-    update: Mapping[str, jax.Array]  # weight * update; keyed leaves: of its own rows
+    update: Mapping[str, jax.Array]  # weight * update; keyed leaves: of the client's rows
     weight: jax.Array
-    clients: jax.Array  # 1 if it has a weight
+    clients: jax.Array  # 1 if the weight is above 0, else 0
     loss: Sums
-    valid: jax.Array  # False: it is not finite. Nothing of it is added, and a device sends nothing but this
+    valid: jax.Array  # False if not finite: then nothing is added, and a device sends only this flag
 
 
 class Total(NamedTuple):
     """The sum of contributions."""
 
     update: Mapping[str, jax.Array]  # keyed leaves: by table row
-    held: Mapping[str, jax.Array]  # key space -> weight of the clients that hold each row, where asked for
+    held: Mapping[str, jax.Array]  # key space -> weight of the clients that hold each row, if needed
     weight: jax.Array
-    clients: jax.Array  # how many clients have a weight
+    clients: jax.Array  # how many clients have a weight above 0
     loss: Sums
 
 
-# What an aggregator carries from round to round: by name, and there by key space or path of a leaf (in both cases
-# rows of tables, which are cut and checkpointed as the tables are), or by any other word.
+# What an aggregator carries from round to round: {name: {word: array}}. If the word is a key space or the path of a
+# keyed leaf, the array has the rows of a table, and is cut and checkpointed like the tables. Any other word is
+# allowed too.
 Carried = Mapping[str, Mapping[str, Any]]
 Encode = Callable[[Report, jax.Array], Contribution]
 Decode = Callable[[Partition, Total, Carried, jax.Array], tuple[Mapping[str, jax.Array], Carried]]
 
 
 def wide_zeros(leaf: Any) -> jax.Array:
-    """Zeros like a leaf, in at least 32 bits."""
+    """Zeros of the leaf's shape, in at least 32 bits."""
     return jnp.zeros(leaf.shape, tree.wide(leaf))
 
 
 class Aggregator(NamedTuple):
     """How contributions are made, added up and read.
 
-    encode:   (report, randomness of the client) -> contribution, on the client
-    decode:   (partition, total, what it carries, randomness of the round) -> (mean update, what it carries on)
-    held:     the key spaces whose holders the total must sum, for `decode`
-    init:     partition -> what it carries at the start
-    zero:     leaf -> where the sum of such leaves begins. Its type is that of the sum, and of contributions
-    reveal:   total -> the same in ordinary numbers, for `decode` and for records (default: it is that already)
-    all_rows: whether `decode` must see the whole tables, because it moves rows that no client sent
+    encode:   (report, randomness of the client) -> contribution; runs on the client
+    decode:   (partition, total, carried values, randomness of the round) -> (mean update, new carried values)
+    held:     key spaces for which the total must sum the weights of the clients that hold each row
+    init:     partition -> carried values before the first round
+    zero:     leaf -> zeros at which the sum of such leaves starts, with the type of the sum and of contributions
+    reveal:   total -> the total in ordinary numbers, for `decode` and for records (default: unchanged)
+    all_rows: whether `decode` must see whole tables, because it moves rows that no client sent
     """
 
     encode: Encode
@@ -83,7 +85,7 @@ class Aggregator(NamedTuple):
 
 
 def zero_total(aggregator: Aggregator, partition: Partition, params: Mapping[str, Any]) -> Total:
-    """Nobody has contributed yet; `params` are the server's leaves."""
+    """The total before any client has contributed. `params` are the server's leaves."""
     number = jax.ShapeDtypeStruct((), jnp.float32)
     rows = lambda space: jax.ShapeDtypeStruct(params[partition.spaces[space][0]].shape[:1], jnp.float32)
     return Total(
@@ -96,7 +98,8 @@ def zero_total(aggregator: Aggregator, partition: Partition, params: Mapping[str
 
 
 def add(partition: Partition, total: Total, sent: Contribution, rows: Mapping[str, Any]) -> Total:
-    """Add one client's valid contribution; `rows[space]` are the table rows of its keys (out of range: padding)."""
+    """Add one client's valid contribution. `rows[space]` are the table rows of its keys; rows out of range
+    are padding."""
     update = {}
     for path, summed in total.update.items():
         if path in partition.of("keyed"):
