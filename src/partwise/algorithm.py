@@ -1,4 +1,4 @@
-"""The interface of an algorithm: a small record of pure functions, driven by any runtime."""
+"""The interface of an algorithm: a small record of pure functions that any runtime can call."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ from partwise.types import UserError, unknown
 class Algorithm(NamedTuple):
     """One published algorithm.
 
-    client:      what a client does in a round, from what it holds to its report
-    personalize: what a client does before it uses the model: rebuild its local part from all its examples, from
-                 fresh values or from those it had (or nothing, if there is no local part)
+    client:      what a client does in a round; returns its report
+    personalize: what a client does before it uses the model: rebuild its local part from all its examples, starting
+                 from initial values or from earlier ones (does nothing if there is no local part)
     evaluate:    the metrics of a client, as sums or as pairs of scores and labels
     choose:      which keys a client asks for, by key space (see `choices`)
-    keeps:       the leaves of which a client keeps something of its own from round to round (`Client.kept`,
-                 `Report.keep`): such an algorithm is for clients that come back. A name that is no leaf is a number
-    judged_with: those of them (none keyed) that `evaluate` finds in `Client.kept` too
-    check:       raises if the algorithm does not fit this client's model and data
+    keeps:       names of what a client keeps from round to round (`Client.kept`, `Report.keep`). A name is the path
+                 of a leaf (the client keeps an array like it), or another word (it keeps a number). Such an
+                 algorithm needs clients that come back
+    judged_with: the names in `keeps` that `evaluate` also finds in `Client.kept`; they must not be keyed leaves
+    check:       raises `UserError` if the algorithm does not fit this client's model and data
     """
 
     model: Model
@@ -47,13 +48,13 @@ class Algorithm(NamedTuple):
     judged_with: tuple[str, ...] = ()
 
 
-# Rates by name -> algorithm. Called inside the compiled function, so that rates are values, not constants:
-# another rate needs no compilation, and many rates can run side by side.
+# {name of a rate: rate} -> algorithm. It is called inside the compiled function, so that rates are values, not
+# constants. Then another rate needs no new compilation, and many rates can run side by side.
 Build = Callable[[Mapping[str, Any]], Algorithm]
 
 
 def choices(partition: Partition, given: Mapping[str, Choice] | None = None) -> dict[str, Choice]:
-    """A choice of keys for every key space; where none is given, that of `whole_model`."""
+    """A choice of keys for every key space. Spaces that are not in `given` get the choice of `whole_model`."""
     given = given or {}
     for space in given:
         if space not in partition.spaces:
@@ -68,13 +69,17 @@ def choices(partition: Partition, given: Mapping[str, Choice] | None = None) -> 
 
 
 def whole_model(partition: Partition) -> dict[str, Choice]:
-    """The choice that leaves out nothing that could matter: the rows that examples name, where the loss looks at
-    those alone, else all. So clients are judged, and so they train where nothing else is said."""
+    """For every key space, the choice that leaves out no key that could matter.
+
+    If the loss depends only on the rows that examples name, these are the client's own keys; otherwise all
+    keys. Clients are always evaluated with this choice. It is also the default for training.
+    """
     return {space: everything() if partition.is_whole(space) else own() for space in partition.spaces}
 
 
 def kept_shape(algorithm: Algorithm, path: str) -> jax.ShapeDtypeStruct:
-    """What a client keeps under one of the names in `keeps`: an array like the leaf, or a number."""
+    """Shape and type of what a client keeps under one of the names in `keeps`: an array like the leaf, or a
+    number."""
     return algorithm.partition.shapes.get(path, jax.ShapeDtypeStruct((), jnp.float32))
 
 
@@ -84,22 +89,22 @@ def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:
 
 
 def init_server(algorithm: Algorithm, rng: jax.Array) -> ServerState:
-    """All that the server has before the first round."""
+    """The server's state before the first round."""
     partition = algorithm.partition
     carried = algorithm.aggregator.init(partition)
     return init_state(partition, algorithm.optimizer, init_params(algorithm, rng), carried)
 
 
 class Done(NamedTuple):
-    """A client's round: what leaves it, and what stays."""
+    """The result of a client's round: what is sent, and what stays on the client."""
 
     sent: Contribution
     keep: Mapping[str, jax.Array]  # until its next round
-    counts: jax.Array  # whether it took part: who did not keeps what it had
+    counts: jax.Array  # whether the client took part; if not, it keeps what it had before
 
 
 def contribute(algorithm: Algorithm, client: Client) -> Done:
-    """A round on a client."""
+    """Run a round on a client."""
     report = algorithm.client(client)
     sent = algorithm.aggregator.encode(report, child(client.rng, "encode"))
     return Done(sent, report.keep, sent.valid & (report.weight > 0))

@@ -1,7 +1,9 @@
-"""What runs on a real device: one client, its own examples, and bytes in and out. No client axis here.
+"""What runs on a real device: one client, its own examples, and bytes in and out. There is no client axis
+here.
 
-The plain-loop backend drives it one client at a time, and so will the network runtime. It is the obvious twin
-of the compiled cohort, and the code with which an unseen client personalises a model offline.
+The plain-loop backend calls it for one client at a time, and the network runtime will do so too. It is the
+simple counterpart of the compiled cohort. A client that was not in the training uses the same code to
+personalize a model offline.
 """
 
 from __future__ import annotations
@@ -30,25 +32,27 @@ from partwise.server.messages import Slices, read_slices, write_report
 
 
 class Asked(NamedTuple):
-    """What one client asks for, chosen before it sees the model; it keeps this until the slices come."""
+    """The keys that one client asks for. It chooses them before it sees the model, and keeps this until the
+    slices come."""
 
     keys: Mapping[str, np.ndarray]  # sorted
     positions: Mapping[str, np.ndarray]  # of its examples' ids among those keys
-    complete: Mapping[str, bool]
-    missed: int  # ids that are not among them
+    complete: Mapping[str, bool]  # whether the keys include all ids of the examples
+    missed: int  # ids of the examples that are not among the keys
 
 
 class Given(NamedTuple):
-    """A message and a client's examples as arrays, padded so that clients of similar size share a program."""
+    """A message and a client's examples as arrays, padded so that clients of similar size share a compiled
+    program."""
 
-    tables: Mapping[str, Any]  # the server's leaves, tables of the client's rows
+    tables: Mapping[str, Any]  # the server's leaves; keyed leaves have the rows of the client's keys
     columns: Mapping[str, Any]
     positions: Mapping[str, Any]
-    key_counts: Mapping[str, int | None]  # space -> how many keys; None: all there are
+    key_counts: Mapping[str, int | None]  # space -> number of keys; None: all keys of the space
     missing: Mapping[str, int | None]  # space -> None if all ids of the examples are among the keys
-    count: Any  # of examples
-    number: Words  # the client's
-    rng: Any  # the round's, as data
+    count: Any  # number of examples
+    number: Words  # the client's number
+    rng: Any  # the key data of the round's randomness
 
 
 def ask(
@@ -58,7 +62,15 @@ def ask(
     seed: int = 0,
     round_number: int = 0,
 ) -> Asked:
-    """Let one client choose its keys from its own examples."""
+    """Let one client choose its keys from its own examples.
+
+    Args:
+        partition: The roles of the model's leaves.
+        choose: {key space: choice of keys}.
+        examples: A store with one client.
+        seed: The seed of the run, for random choices.
+        round_number: The round, for choices that change with the round.
+    """
     examples = _packed(examples)
     own, positions = own_keys(examples, partition)
     numbers = client_numbers(examples.client_ids)
@@ -75,11 +87,12 @@ def ask(
 
 
 class Device:
-    """One client's side of an algorithm; compiled once per size of client.
+    """The client's side of an algorithm. It is compiled once for each padded size of client.
 
-    In a round a client has the keys that the algorithm lets it choose (`ask`); to use or judge the model it has
-    all that could matter (`ask_whole`), as in every evaluation. `asked` is what it asked for before the message
-    came: by default its choice in round 0 for a report, and the whole model for all else.
+    In a round, a client has the keys that the algorithm lets it choose (`ask`). To use or evaluate the model,
+    it has all keys that could matter (`ask_whole`), as in every evaluation. The argument `asked` is what the
+    client asked for before the message came. By default it is the choice in round 0 for a report, and
+    `ask_whole` for everything else.
     """
 
     def __init__(self, algorithm: Algorithm):
@@ -98,11 +111,12 @@ class Device:
         return ask(self.algorithm.partition, self.algorithm.choose, examples, seed, round_number)
 
     def ask_whole(self, examples: ClientStore) -> Asked:
-        """The keys of all that could matter to this client's examples."""
+        """All keys that could matter for this client's examples."""
         return ask(self.algorithm.partition, whole_model(self.algorithm.partition), examples)
 
     def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
-        """Raise if the model or the algorithm does not fit this client's data; `asked` as for a report."""
+        """Raise `UserError` if the model or the algorithm does not fit this client's data. `asked` is as in
+        `report`."""
         given = self._given(message, examples, asked or self.ask(examples))
         client = self._client(jax.tree_util.tree_map(jnp.asarray, given))
         check_model(client)
@@ -110,7 +124,8 @@ class Device:
             self.algorithm.check(client)
 
     def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
-        """A round on this client: the update of what it received, and its weight. Nothing local is in it."""
+        """Run a round on this client. Returns the report: the update of what it received, and its weight. The
+        report contains nothing from the local part."""
         return self.report_and_keep(message, examples, asked)[0]
 
     def report_and_keep(
@@ -120,8 +135,17 @@ class Device:
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[bytes, dict[str, np.ndarray]]:
-        """The same of a client that keeps something between its rounds: what it kept (nothing before the first),
-        and what it keeps now."""
+        """Run a round on a client that keeps something between its rounds.
+
+        Args:
+            message: The slices that the server sent.
+            examples: A store with this client's examples.
+            asked: What the client asked for.
+            kept: What it kept from its last round; None before the first.
+
+        Returns:
+            The report, and what the client keeps now.
+        """
         asked = asked or self.ask(examples)
         sent = read_slices(self.algorithm.partition, message, asked.keys)
         given = self._with(sent, examples, asked)
@@ -131,14 +155,14 @@ class Device:
         return report, mine(done.keep) if done.counts else dict(kept or {})
 
     def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
-        """Without what fills a slice up."""
+        """The rows of the client's keys, without padding."""
         role = self.algorithm.partition.roles.get(path)
         return np.asarray(leaf)[: len(asked.keys[role.space])] if role and role.space else np.asarray(leaf)
 
     def _before(
         self, kept: Mapping[str, np.ndarray] | None, tables: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
-        """What the client kept, filled up as its slices are; zeros if it kept nothing yet."""
+        """What the client kept, padded like its slices; zeros if it has kept nothing yet."""
         keyed = self.algorithm.partition.of("keyed")
         if not kept:
             shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.keeps}
@@ -154,8 +178,11 @@ class Device:
         asked: Asked | None = None,
         local: Mapping[str, Any] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The client's local part, rebuilt from all its examples; it stays here. `local` is where to start from:
-        the part it had before, to be refreshed (default: initial values)."""
+        """Rebuild the client's local part from all its examples. Returns it as {path: array}; it stays on the
+        client.
+
+        `local` is the local part to start from, for example an earlier one (default: the initial values).
+        """
         asked = asked or self.ask_whole(examples)
         rebuilt = self._personalize(local, self._given(message, examples, asked))
         return {path: np.asarray(leaf) for path, leaf in rebuilt.items()}
@@ -167,7 +194,7 @@ class Device:
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
     ) -> Measured:
-        """The client's metrics, as sums or as pairs of scores and labels; `kept` as in `report_and_keep`."""
+        """The client's metrics, as sums or as pairs of scores and labels. `kept` is as in `report_and_keep`."""
         given = self._given(message, examples, asked or self.ask_whole(examples))
         before = self._before(kept, given.tables)
         return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, given)
@@ -181,11 +208,12 @@ class Device:
         return np.asarray(outputs)[: examples.num_examples]
 
     def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> Given:
-        """What came and what the client has."""
+        """Read a message, and join it with the client's examples."""
         return self._with(read_slices(self.algorithm.partition, message, asked.keys), examples, asked)
 
     def _with(self, sent: Slices, examples: ClientStore, asked: Asked) -> Given:
-        """Padded; but a whole table is not, for it has one size for all."""
+        """Join slices and examples, with padding. A whole table is not padded, because it has the same size
+        for all clients."""
         examples = _packed(examples)
         partition = self.algorithm.partition
         every = {space: len(keys) == partition.num_keys(space) for space, keys in asked.keys.items()}
@@ -253,5 +281,5 @@ class Device:
 
 
 def _packed(examples: ClientStore) -> ClientStore:
-    """The client's rows alone: a store may be a view of others' rows too."""
+    """The client's rows alone, because a store may be a view that also holds rows of other clients."""
     return examples if examples.packed() else examples.gather()

@@ -1,8 +1,8 @@
 """A client's examples, and the only loop over batches in the library.
 
 Clients run side by side in lanes. What differs between lanes (where a client's rows begin, how many it has)
-is data; what must be one number for all of them (how often the loop turns) comes from `longest`, the size of
-the largest client among them. A lane that is done earlier goes on with empty batches, which change nothing.
+is data. The number of loop steps must be the same for all lanes. It comes from `longest`, the size of the
+largest client among them. A lane that is done earlier continues with empty batches, which change nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from partwise.types import UserError
 class Examples(NamedTuple):
     """One client's examples: rows `start : start + count` of every column.
 
-    Columns that hold keys are not among `columns` but among `positions`: the key's number among the client's
-    own keys, which `keys` turns into a row of a table.
+    Columns that hold keys are not in `columns` but in `positions`. A position is the number of a key among
+    the client's own keys; `keys` maps it to a row of a table.
     """
 
     columns: Mapping[str, jax.Array]
@@ -32,24 +32,24 @@ class Examples(NamedTuple):
     start: jax.Array
     count: jax.Array
     longest: jax.Array  # the largest `count` among the clients that run side by side
-    most: int | None = None  # the largest `count` of any client at all; None: as many as there are rows
+    most: int | None = None  # the largest `count` of any client at all; None: the number of rows
 
     @property
     def capacity(self) -> int:
-        """Room for the examples of any client."""
+        """The largest number of examples that any client can have."""
         arrays = {**self.columns, **self.positions}
         return next(iter(arrays.values())).shape[0] if self.most is None else self.most
 
 
 class Schedule(NamedTuple):
-    """How long to go over batches: so many epochs, at most so many steps (either may be None)."""
+    """How long to iterate over batches: this many epochs, and at most this many steps. Either may be None."""
 
     batch_size: int
     epochs: int | None = 1
     max_steps: int | None = None
 
     def check(self, name: str) -> Schedule:
-        """Itself, if it makes sense."""
+        """Return itself. Raises `UserError` if the numbers are invalid; `name` is used in the message."""
         if self.batch_size < 1:
             raise UserError(f"{name}: the batch size must be at least 1, not {self.batch_size}")
         if self.epochs is None and self.max_steps is None:
@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
         return self
 
     def num_steps(self, count: jax.Array) -> jax.Array:
-        """Steps for a client with `count` examples; 0 without examples."""
+        """Number of steps for a client with `count` examples; 0 if it has no examples."""
         limits = []
         if self.epochs is not None:
             limits.append(self.epochs * self.steps_per_epoch(count))
@@ -69,7 +69,7 @@ class Schedule(NamedTuple):
         return limits[0] if len(limits) == 1 else jnp.minimum(*limits)
 
     def steps_per_epoch(self, count: jax.Array) -> jax.Array:
-        """Batches that hold `count` examples, the last one perhaps not full."""
+        """Number of batches that hold `count` examples. The last batch may be only partly full."""
         return -(-count // self.batch_size)
 
 
@@ -82,7 +82,7 @@ class Drawn(NamedTuple):
 
 
 def draw(examples: Examples, subset: Subset, schedule: Schedule, step: jax.Array) -> Drawn:
-    """Batch number `step` of the subset, cycling over its epochs."""
+    """Batch number `step` of the subset. The batches repeat in every epoch."""
     count = subset.count(examples.count)
     epoch_steps = jnp.maximum(schedule.steps_per_epoch(count), 1)
     j = (step % epoch_steps) * schedule.batch_size + jnp.arange(schedule.batch_size)
@@ -101,9 +101,10 @@ def over_batches(
     subset: Subset,
     schedule: Schedule,
 ) -> Any:
-    """`carry = body(step, batch, carry)` for every step of the schedule; the library's only training loop.
+    """Run `carry = body(step, batch, carry)` for every step of the schedule. This is the library's only
+    training loop.
 
-    It turns as often as the longest client needs; a body must leave its carry alone when the mask is empty.
+    It runs as many steps as the largest client needs. A body must not change its carry if the mask is empty.
     """
     num_steps = schedule.num_steps(subset.count(examples.longest))
     return jax.lax.fori_loop(

@@ -1,8 +1,8 @@
-"""Whether a model does what its partition says, tried on the first examples of one client.
+"""Check on the first examples of one client that a model does what its partition says.
 
-Rows that examples do not name must not change what the model says of them, unless the space is `whole`; and rows
-that only fill a slice up must never change a loss. Both are compared with the slow, obvious twin: the model on the
-client's whole slice, and on a slice of exactly its size.
+Rows that examples do not name must not change the model's outputs for them, unless the space is `whole`.
+Padding rows must never change a loss. Both are compared with a slow and simple computation: the model on the
+client's whole slice, and on a slice without padding.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from partwise.types import UserError
 
 EXAMPLES = 16
 TOLERANCE = 1e-3
-PADDING = 3  # rows
+PADDING = 3  # number of padding rows that are added
 NOWHERE = "Where an id may be -1 (nothing), read rows with `lookup` or `bag` of partwise.model.spec."
 
 
 def check_model(client: Client) -> None:
-    """Raise unless this client's losses are the same with the batch's rows as with its slice, and with a slice that
-    is filled up as with one that is not."""
+    """Raise `UserError` unless this client's losses are the same with the batch's rows as with its whole
+    slice, and the same with and without padding of the slice."""
     if not int(client.examples.count):
         return
     _check_weights(client)
@@ -72,7 +72,7 @@ def _check_padding(client: Client, space: str) -> None:
     exact, filled = _resized(client, space, 0), _resized(client, space, PADDING)
     other = exact._replace(rng=child(client.rng, "other"))
     before, after, again = _values([exact, filled, other], _trained)
-    if not _same(before, again):  # a random training loss may draw otherwise for another number of rows
+    if not _same(before, again):  # a random training loss may draw differently if the number of rows differs
         before, after = _values([exact, filled], _judged)
     if not _same(before, after):
         raise UserError(
@@ -86,7 +86,8 @@ def _check_padding(client: Client, space: str) -> None:
 
 
 def _shaken(client: Client) -> Client:
-    """The client with tables that are not all alike, as those of a new model may be."""
+    """The client with random noise added to its tables. The rows of a new model may be all alike, which would
+    hide errors."""
     tables = {}
     for path, table in client.received.tables.items():
         noise = 0.1 * jax.random.normal(child(client.rng, path), table.shape)
@@ -95,7 +96,7 @@ def _shaken(client: Client) -> Client:
 
 
 def _as_whole(partition: Partition, space: str) -> Partition:
-    """The same with steps on all of a client's slice of the space."""
+    """The partition with steps on the client's whole slice of the space."""
     within = lambda role: dataclasses.replace(role, whole=True) if role.space == space else role
     return dataclasses.replace(
         partition, roles={path: within(role) for path, role in partition.roles.items()}
@@ -103,7 +104,7 @@ def _as_whole(partition: Partition, space: str) -> Partition:
 
 
 def _resized(client: Client, space: str, padding: int) -> Client:
-    """The client with a slice of exactly its keys, and so many rows that are none."""
+    """The client with a slice of exactly its keys and `padding` more rows that are not keys."""
     keys = client.examples.keys[space]
     count = int(keys.count)
     row = lambda table: np.zeros((padding, *table.shape[1:]), table.dtype)
@@ -119,7 +120,7 @@ def _resized(client: Client, space: str, padding: int) -> Client:
 
 
 def _judged(client: Client) -> jax.Array:
-    """The mean loss of the first examples, as they are judged."""
+    """The mean loss of the first examples, as in evaluation."""
     progress = begin(client)
     rows, need = read(client, progress, _first(client))
     outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
@@ -128,7 +129,7 @@ def _judged(client: Client) -> jax.Array:
 
 
 def _trained(client: Client) -> jax.Array:
-    """The mean loss of the first examples, as steps minimise it."""
+    """The mean loss of the first examples, as in training steps."""
     progress = begin(client)
     rows, need = read(client, progress, _first(client))
     return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "step"))[0]
@@ -139,7 +140,7 @@ def _first(client: Client) -> Drawn:
 
 
 def _values(clients: Sequence[Client], loss: Callable[[Client], jax.Array]) -> list[float]:
-    """In one program: people wait for it."""
+    """The loss of each client, computed in one program because that compiles faster."""
     return [float(value) for value in jax.jit(lambda: [loss(client) for client in clients])()]
 
 

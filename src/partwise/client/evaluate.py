@@ -13,13 +13,13 @@ from partwise.model.spec import Batch, Metric, Model, Pooled
 from partwise.randomness import child
 from partwise.types import UserError
 
-BATCH = 16  # many clients have few examples, and a batch is computed whole
+BATCH = 16  # small, because many clients have few examples and a batch is always computed completely
 
 
 def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
-    """Every metric of the model (and its loss) over a subset of the client's examples.
+    """Compute every metric of the model (and its loss) over a subset of the client's examples.
 
-    A `Pooled` metric is the scores and labels of that subset, in its order and padded.
+    For a `Pooled` metric, the result is the scores and labels of the subset, in its order and padded.
     """
     model = client.model
     losses = {"loss": Metric(model.loss)}
@@ -58,7 +58,8 @@ def _add(
 
 
 def _check_each(name: str, mask: jax.Array, **found: jax.Array) -> None:
-    """Raise, while a program is traced, if there is not one number for every example: it would be repeated."""
+    """Raise `UserError` while a program is traced if an array does not have one number per example. Otherwise
+    broadcasting would repeat it."""
     for what, array in found.items():
         if jnp.shape(array) != mask.shape:
             raise UserError(
@@ -68,7 +69,7 @@ def _check_each(name: str, mask: jax.Array, **found: jax.Array) -> None:
 
 
 def _room(most: int) -> Pairs:
-    """Whole batches of pairs, none of them there yet."""
+    """Empty pairs with room for whole batches."""
     size = -(-max(most, 1) // BATCH) * BATCH
     return Pairs(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
 
@@ -82,7 +83,8 @@ def _put(
     mask: jax.Array,
     step: jax.Array,
 ) -> Pairs:
-    """The batch's pairs in their places; a lane that is done goes on with batches of which nothing is held."""
+    """Write the batch's pairs to their places. A lane that is done continues with batches whose mask is
+    empty."""
     values = (metric.scores(outputs, batch), metric.labels(batch), mask)
     _check_each(name, mask, scores=values[0], labels=values[1])
     at = lambda array, part: jax.lax.dynamic_update_slice_in_dim(

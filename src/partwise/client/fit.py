@@ -1,8 +1,9 @@
-"""Gradient steps: k steps of an optimizer on some groups of a client's parameters, the others left alone.
+"""Gradient steps: k steps of an optimizer on some groups of a client's parameters. The other groups do not
+change.
 
-Every gradient of the library is taken here (and in `solve`). A plain number as optimizer is SGD with that
-rate; it is special only in that it needs no state and changes only the rows of the batch, which makes it much
-faster. Any optax transformation works too, on the client's whole slice.
+Every gradient of the library is computed here (and in `solve`). If the optimizer is a plain number, it is SGD
+with that rate. SGD needs no state and changes only the rows of the batch, which makes it much faster. Any
+optax transformation works too, on the client's whole slice.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from partwise.randomness import child
 from partwise.selection import slices
 
 ClientOptimizer = float | jax.Array | optax.GradientTransformation
-# The gradient of what a procedure adds to the loss, by group and path: of a client's whole part, rows that a batch
-# does not name among it.
+# The gradient of what a procedure adds to the loss, by group and path. It covers the client's whole part, including
+# rows that the batch does not name.
 Extra = Callable[[Progress], Mapping[str, Mapping[str, jax.Array]]]
 
 
 class Trained(NamedTuple):
-    """Progress, and the loss summed over the batches that led to it."""
+    """The progress after training, and the loss summed over the batches that were used."""
 
     progress: Progress
     loss: Sums
@@ -55,7 +56,17 @@ def fit(
     groups: tuple[Group, ...],
     extra: Extra | None = None,
 ) -> Trained:
-    """Train the named groups on a subset of the client's examples."""
+    """Train the named groups on a subset of the client's examples.
+
+    Args:
+        client: The client.
+        progress: The parameters to start from.
+        subset: The examples to train on.
+        schedule: Batch size, epochs and steps.
+        optimizer: A rate for SGD, or an optax transformation.
+        groups: The groups that are trained: "shared", "keyed", "local".
+        extra: A function of the progress; its result is added to the gradient of the loss.
+    """
     if "keyed" in groups:
         progress = with_deltas(client, progress)
     move = _optax(optimizer) if isinstance(optimizer, optax.GradientTransformation) else _sgd(optimizer)
@@ -86,7 +97,8 @@ class _Move(NamedTuple):
 
 
 def _sgd(rate: float | jax.Array) -> _Move:
-    """p <- p - rate * gradient; of rows the batch's only: exact, because the others' gradient is zero."""
+    """p <- p - rate * gradient. Of keyed rows, only the batch's rows change. This is exact, because the
+    gradient of the other rows is zero."""
 
     def step(client, now, gradients, more, state, need, active, groups):
         change, pushed = jax.tree_util.tree_map(
@@ -104,7 +116,7 @@ def _sgd(rate: float | jax.Array) -> _Move:
 
 
 def _with(parts: Mapping[str, Any], more: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, Any]:
-    """Parts by group and path, with more added to some."""
+    """Parts by group and path, with `more` added where it is given."""
     add = lambda part, extra: part | {path: part[path] + x for path, x in extra.items()}
     return {group: add(part, more.get(group, {})) for group, part in parts.items()}
 
@@ -112,7 +124,8 @@ def _with(parts: Mapping[str, Any], more: Mapping[str, Mapping[str, jax.Array]])
 def _add_rows(
     client: Client, into: Mapping[str, Any], rows: Mapping[str, Any], need: slices.BatchRows
 ) -> dict:
-    """Add to whole slices what is about their keys (padding stays as it is), to the others the batch's rows."""
+    """Add to whole slices the rows that are keys (padding stays as it is), and to the other leaves the
+    batch's rows."""
     whole = whole_leaves(client)
     keys = {path: client.examples.keys[client.partition.roles[path].space] for path in whole}
     real = {path: slices.is_key(keys[path], into[path].ndim) for path in whole}
@@ -122,7 +135,8 @@ def _add_rows(
 
 
 def _optax(optimizer: optax.GradientTransformation) -> _Move:
-    """Any optimizer: it sees the client's slice with its values, and keeps its state where a batch is empty."""
+    """Any optax optimizer. It sees the values of the client's slice. Its state does not change if a batch is
+    empty."""
 
     def values(client: Client, now: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
         parts = get_parts(now, groups)

@@ -1,7 +1,7 @@
 """The reconstruction algorithm R (FedRecon, Algorithm 1): local parameters from the support set.
 
-Each function here makes a procedure that changes the local part only; the rest is frozen at what the client
-has (what it received; after a pass of alternating minimisation, what it made of that).
+Each function here makes a procedure that changes only the local part. The other parts stay as the client has
+them: as received, or, after a pass of alternating minimisation, as that pass left them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Reconstruct = Callable[[Client, Progress, Subset], Progress]
 def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) -> Reconstruct:
     """k_r gradient steps (FedRecon, section 4; patent claim 4).
 
-    `pull` > 0 adds pull * |l - default|^2 to the support set's summed loss (the patent's regularisation),
-    the default being the learned one, or zero.
+    `pull` > 0 adds pull * |l - default|^2 to the summed loss of the support set (the patent's
+    regularisation). The default is the learned one, or zero.
     """
     schedule.check("reconstruct")
     pulled = not (isinstance(pull, float | int) and pull == 0)
@@ -45,14 +45,14 @@ def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) ->
 
 
 def by_solving(pull: Any, batch_size: int = 32) -> Reconstruct:
-    """The minimum itself, for losses that are least squares in the local part (patent: closed form)."""
+    """The exact minimum, for losses that are least squares in the local part (patent: closed form)."""
     if isinstance(pull, float | int) and pull < 0:
         raise UserError(f"the pull of a closed-form reconstruction must not be negative, not {pull}")
     return lambda client, progress, support: solve(client, progress, support, ("local",), pull, batch_size)
 
 
 def check_solvable(client: Client) -> None:
-    """Raise unless this client's loss is least squares in the local part."""
+    """Raise `UserError` unless this client's loss is least squares in the local part."""
     check_quadratic(client, ("local",))
 
 

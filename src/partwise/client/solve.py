@@ -1,9 +1,10 @@
 """Closed form: the minimum of a loss that is quadratic in some groups of parameters.
 
-Least squares has a gradient that is linear in the parameters, g(x) = g(x0) + H (x - x0), whatever the model
-is in its other parameters; so one exact step, x0 - H^-1 g(x0), ends at the minimum. H and g are sums over
-the client's batches. For few parameters (a user's vector) H itself is built and factored; for many (a
-client's slice of a table) the same system is solved by conjugate gradients, with products H v and no H.
+Least squares has a gradient that is linear in these parameters, g(x) = g(x0) + H (x - x0). How the model
+depends on its other parameters does not matter. So one exact step, x0 - H^-1 g(x0), ends at the minimum. H
+and g are sums over the client's batches. For few parameters (a user's vector), H itself is built and
+factored. For many (a client's slice of a table), the same system is solved by conjugate gradients, with
+products H v and without H.
 
 This is the patent's reconstruction "in closed form", and both halves of its alternating minimisation.
 """
@@ -37,7 +38,7 @@ from partwise.types import UserError
 
 MOST_DENSE = 512  # parameters up to which H is built
 CG_STEPS = 50
-RIDGE = 1e-4  # of the mean eigenvalue: a thousand times what is lost to rounding
+RIDGE = 1e-4  # relative to the mean eigenvalue: a thousand times the rounding error
 
 
 def solve(
@@ -45,7 +46,7 @@ def solve(
 ) -> Progress:
     """Minimise (sum of losses over the subset) + pull * |x - anchor|^2 over the named groups.
 
-    The anchor is what was received; for local leaves the learned default, or zero.
+    The anchor is what was received. For local leaves it is the learned default, or zero.
     """
     if "keyed" in groups:
         progress = with_deltas(client, progress)
@@ -82,23 +83,25 @@ def solve(
 
 
 def _raveled(progress: Progress, groups: tuple[Group, ...]) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The groups as one vector, and the way back. Small numbers are solved for in 32 bits."""
+    """The groups as one vector, and the function back to groups. 16-bit numbers are solved for in 32 bits."""
     x, rebuild = ravel_pytree(get_parts(progress, groups))
     return x.astype(tree.wide(x)), lambda wide: rebuild(wide.astype(x.dtype))
 
 
 def _ridge(H: jax.Array) -> jax.Array:
-    """What makes H invertible in 32 bits: a small part of its own scale. Along a direction of which the examples
-    tell nothing (there are fewer of them than parameters, and no pull) there is then no step."""
+    """A small number, relative to the scale of H, that makes H invertible in 32 bits. If the examples say
+    nothing about a direction (fewer examples than parameters, and no pull), there is then no step in this
+    direction."""
     scale = jnp.mean(jnp.diagonal(H))
     return jnp.where(scale > 0, RIDGE * scale, 1.0)
 
 
 def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
-    """matrix^-1 vector for a symmetric positive definite matrix, by elimination (which then needs no pivoting).
+    """matrix^-1 vector for a symmetric positive definite matrix, by elimination (which needs no pivoting for
+    such a matrix).
 
-    LAPACK is not used: its batched calls wait for threads of the very pool that the CPU devices run on, and two
-    devices that do so at once wait for ever.
+    LAPACK is not used. Its batched calls wait for threads of the same pool that the CPU devices run on. Two
+    devices that do this at the same time wait forever.
     """
     size = vector.shape[0]
 
@@ -116,7 +119,7 @@ def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
 
 
 def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
-    """Raise unless the loss of this client's first examples is quadratic in the groups."""
+    """Raise `UserError` unless the loss of this client's first examples is quadratic in the groups."""
 
     def departure() -> jax.Array:
         progress = with_deltas(client, begin(client)) if "keyed" in groups else begin(client)
@@ -124,12 +127,12 @@ def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
         drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
         loss = lambda x: _total_loss(client, put_parts(progress, rebuild(x)), drawn)
         v = jax.random.normal(child(client.rng, "check"), x0.shape)
-        gradient = jax.grad(loss)  # no second derivative: a loss that has none must be told so, not fail
+        gradient = jax.grad(loss)  # not the second derivative: a loss without one must get the message below
         change = gradient(x0 + v) - gradient(x0)
         linear = (gradient(x0 + 2 * v) - gradient(x0)) / 2
         return jnp.linalg.norm(change - linear) / (jnp.linalg.norm(change) + 1e-12)
 
-    error = jax.jit(departure)()  # one program: operations on their own would each be compiled
+    error = jax.jit(departure)()  # one program, because without jit each operation is compiled separately
     if not error < max(1e-3, 8 * _precision(client)):
         raise UserError(
             f"the closed form needs a loss that is least squares in the {' and '.join(groups)} part, but this "
@@ -139,6 +142,6 @@ def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
 
 
 def _precision(client: Client) -> float:
-    """The rounding error of the least precise of a model's parameters."""
+    """The rounding error of the least precise parameter type of the model."""
     types = [leaf.dtype for leaf in client.partition.shapes.values()]
     return max(float(jnp.finfo(each).eps) for each in types if jnp.issubdtype(each, jnp.floating))

@@ -1,9 +1,9 @@
 """The dataset split function S (FedRecon, Algorithm 1; patent claim 2): support and query sets of a client.
 
-A subset of a client's n examples is two functions of whole numbers: how many there are, and which example is
-the j-th. Nothing is copied or stored, and the same functions work on numpy and on traced values. Examples
-have an order (that of the client store: by time, or shuffled), so "halves" by time are halves of a store that
-is sorted by time.
+A subset of a client's n examples is two functions of whole numbers: how many examples it has, and which
+example is the j-th. Nothing is copied or stored, and the same functions work on numpy and on traced values.
+Examples are in the order of the client store: by time, or shuffled. So for "halves" by time, sort the store
+by time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ Number = Any  # an int, a numpy or a jax integer array
 
 
 class Subset(NamedTuple):
-    """`count(n)` examples out of n; `index(j, n)` is the j-th of them. Both grow with their arguments."""
+    """`count(n)` of n examples. `index(j, n)` is the number of the j-th of them. Both grow with their
+    arguments."""
 
     count: Callable[[Number], Number]
     index: Callable[[Number, Number], Number]
 
 
 class Split(NamedTuple):
-    """Support (for reconstruction) and query (for the update, and for evaluation)."""
+    """Support set (for reconstruction) and query set (for the update, and for evaluation)."""
 
     support: Subset
     query: Subset
@@ -39,7 +40,7 @@ def none() -> Split:
 
 
 def alternate(batch_size: int) -> Split:
-    """Batches in turn: batch 0, 2, 4, ... to support, 1, 3, 5, ... to query (the authors' MovieLens split)."""
+    """Alternating batches: 0, 2, 4, ... to support, 1, 3, 5, ... to query (the authors' MovieLens split)."""
     if batch_size < 1:
         raise UserError(f"alternate: the batch size must be at least 1, not {batch_size}")
     b = batch_size
@@ -57,7 +58,7 @@ def alternate(batch_size: int) -> Split:
 
 
 def halves(percent: int = 50) -> Split:
-    """The first `percent` of the examples (rounded up) to support, the rest to query."""
+    """The first `percent` of the examples (rounded up) go to support, the rest to query."""
     if not 0 < percent < 100:
         raise UserError(f"halves: the support share must be between 1 and 99 percent, not {percent}")
 

@@ -1,4 +1,4 @@
-"""What a client has in hand during a round, and the objective that all its procedures minimise."""
+"""What a client has during a round, and the objective that all its procedures minimise."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from partwise.selection.slices import Received
 
 
 class Client(NamedTuple):
-    """A client and all it may look at: the model, what it received, its own examples, its own randomness, and what
-    it kept from the last round it took part in (zeros before the first), if the algorithm has clients keep
-    anything."""
+    """A client and everything it may use: the model, what it received, its own examples, its own randomness,
+    and what it kept from its last round (zeros before the first), if the algorithm lets clients keep
+    something."""
 
     model: Model
     partition: Partition
     received: Received
     examples: Examples
     rng: jax.Array
-    kept: Mapping[str, jax.Array] = {}  # by path: like the leaf; of keyed leaves, rows of its own keys
+    kept: Mapping[str, jax.Array] = {}  # by path: like the leaf; for keyed leaves, rows of its own keys
 
 
 class Progress(NamedTuple):
-    """What a client has made of the parameters so far."""
+    """The client's parameters at some point of its round."""
 
     shared: Mapping[str, jax.Array]  # values
-    keyed: Mapping[str, jax.Array]  # where steps work on the slice: its values; else the change of its rows,
-    # which is not there until it changes one
+    keyed: Mapping[str, jax.Array]  # values of the slice if steps work on all of it; else the change of
+    # its rows, which is missing until a row changes
     local: Mapping[str, jax.Array]  # values
 
 
@@ -44,13 +44,13 @@ Group = Literal["shared", "keyed", "local"]
 
 
 def get_parts(progress: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
-    """The named groups alone, to be trained."""
+    """Only the named groups, to be trained."""
     parts = {"shared": progress.shared, "keyed": progress.keyed, "local": progress.local}
     return {group: dict(parts[group]) for group in groups}
 
 
 def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
-    """Progress with those groups replaced."""
+    """The progress with the given groups replaced."""
     return Progress(
         parts.get("shared", progress.shared),
         parts.get("keyed", progress.keyed),
@@ -59,14 +59,15 @@ def put_parts(progress: Progress, parts: Mapping[str, Any]) -> Progress:
 
 
 def begin(client: Client) -> Progress:
-    """What was received, and the initial values of the local part (the l^(t,0) of appendix B)."""
+    """The progress at the start: what was received, and the initial values of the local part (the l^(t,0) of
+    appendix B)."""
     params = client.model.init(child(client.rng, "init"))
     local = slices.initial_local(client.partition, client.received, params)
     return Progress(client.received.shared, received_slices(client, whole_leaves(client)), local)
 
 
 def whole_leaves(client: Client) -> tuple[str, ...]:
-    """The keyed leaves on whose slices steps work."""
+    """The keyed leaves for which steps work on the client's whole slice."""
     parts = client.partition
     return tuple(path for path in client.received.tables if parts.is_whole(parts.roles[path].space))
 
@@ -79,7 +80,7 @@ def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array
 
 
 def with_deltas(client: Client, progress: Progress) -> Progress:
-    """Progress with room for changes of all keyed rows."""
+    """The progress with a delta (a change, zero at first) for every keyed leaf."""
     if len(progress.keyed) == len(client.received.tables):
         return progress
     capacities = {space: keys.capacity for space, keys in client.examples.keys.items()}
@@ -88,7 +89,8 @@ def with_deltas(client: Client, progress: Progress) -> Progress:
 
 
 def anchor(client: Client, progress: Progress) -> Progress:
-    """What a pull pulls to: what was received; for local leaves the learned default, twin's start, or zero."""
+    """The point to which a pull draws: what was received; for local leaves the learned default, the twin's
+    start, or zero."""
     zero = {path: jnp.zeros_like(leaf) for path, leaf in progress.local.items()}
     local = {}
     for path, leaf in zero.items():
@@ -125,7 +127,7 @@ def batch_loss(
 def outputs_of(
     client: Client, progress: Progress, rows: Mapping[str, jax.Array], batch: Batch, rng: jax.Array
 ) -> Any:
-    """What the model says of a batch whose ids point into `rows`."""
+    """The model's outputs for a batch whose ids point into `rows`."""
     predict = _predicting(client, progress, batch, rng)
     outputs = predict(rows)
     padding.check_rows_alone(client.partition, rows, predict, outputs)
@@ -140,14 +142,15 @@ def _predicting(
 
 
 def _merged(client: Client, progress: Progress, rows: Mapping[str, jax.Array]) -> Any:
-    """The model's parameters, as the client has them."""
+    """The model's parameters, as the client has them now."""
     server = {**client.received.frozen, **progress.shared, **rows}
     return client.partition.merge(server, local_values(client, progress))
 
 
 def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
-    """The client's own leaves; a learned default that moved during the round carries them along, which makes
-    its gradient the first-order meta-gradient (as in FedRecon, appendix B)."""
+    """The client's own leaves. If a learned default has changed during the round, the same change is added to
+    its leaf. This makes the gradient of the default the first-order meta-gradient (as in FedRecon, appendix
+    B)."""
     values = dict(progress.local)
     for path in values:
         if DEFAULT + path in progress.shared:
@@ -158,7 +161,7 @@ def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
 
 
 def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, jax.Array], slices.BatchRows]:
-    """The keyed rows that a batch works on, as the client has them now: the batch's, or the whole slice."""
+    """The keyed rows that a batch works on, as the client has them now: the batch's rows, or the whole slice."""
     need = _renumbered(client, drawn)
     whole = {path: progress.keyed[path] for path in whole_leaves(client)}
     tables = {path: table for path, table in client.received.tables.items() if path not in whole}
@@ -172,7 +175,7 @@ def _renumbered(client: Client, drawn: Drawn) -> slices.BatchRows:
 
 
 def total_weight(client: Client, subset: Subset) -> jax.Array:
-    """What a subset of the client's examples weighs together: n_i."""
+    """The total weight of a subset of the client's examples: n_i."""
     complete = all(keys.complete for keys in client.examples.keys.values())
     if client.model.weight is one_per_example and complete:
         return subset.count(client.examples.count) * 1.0

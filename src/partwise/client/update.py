@@ -23,8 +23,8 @@ def by_steps(
     joint: bool = False,
     extra: Callable[[Client], Extra] | None = None,
 ) -> Update:
-    """k_u gradient steps with the local part frozen, or trained along (FedRecon, appendix D); `extra` is what is
-    added to the gradient of the loss."""
+    """k_u gradient steps. The local part is frozen, or trained too if `joint` (FedRecon, appendix D). The
+    result of `extra` is added to the gradient of the loss."""
     schedule.check("update")
     groups: tuple[Group, ...] = ("shared", "keyed", "local") if joint else ("shared", "keyed")
     return lambda client, progress, query: fit(
@@ -33,8 +33,8 @@ def by_steps(
 
 
 def by_solving(pull: Any, batch_size: int = 32) -> Update:
-    """The minimum over the shared and keyed parts, pulled to what was received with strength `pull` (patent
-    claim 5: the global half of alternating minimisation)."""
+    """The minimum over the shared and keyed parts. They are pulled to what was received, with strength `pull`
+    (patent claim 5: the global half of alternating minimisation)."""
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
         if any(path.startswith(DEFAULT) for path in progress.shared):
