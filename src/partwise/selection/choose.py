@@ -1,11 +1,12 @@
 """Which slices a client asks for (Federated Select, section 4.1 and Figure 4).
 
-*Structured*: from its own examples, before it sees the model: `own`, `top`, `sample`, `sample_top`. *Random*:
-`random` (every client for itself) and `same` (one set a round for all, which a broadcast could do as well).
-*Mixed* is one choice for one key space and another for the next. `everything` is no selection at all.
+*Structured* choices use the client's own examples, before it sees the model: `own`, `top`, `sample`,
+`sample_top`. *Random* choices are `random` (each client draws for itself) and `same` (one set per round for
+all clients, which a broadcast could do as well). A *mixed* choice is one choice for one key space and another
+choice for the next. `everything` means no selection.
 
-Runs on the host, vectorised over clients. What is random depends on (seed, key space, round, client), or with
-`same` on (seed, key space, round), never on who else takes part.
+The choices run on the host, vectorised over clients. Random choices depend on (seed, key space, round,
+client), or for `same` on (seed, key space, round). They never depend on which other clients take part.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from partwise.selection.classes import Classes, parse_classes
 from partwise.selection.keys import OwnKeys
 from partwise.types import UserError, unknown
 
-Sizes = int | Classes  # m, or m of every client by its class
+Sizes = int | Classes  # m for all clients, or m by device class
 
 
 class Asking(NamedTuple):
-    """Clients about to choose. `round_stream` is the same for all of a round, `stream` the client's own."""
+    """Clients that are about to choose. `round_stream` is the same for all clients of a round; `stream` is
+    the client's own."""
 
     own: OwnKeys
     num_keys: int
@@ -35,8 +37,11 @@ class Asking(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Client c asks for `keys[starts[c] : starts[c] + counts[c]]`; `place` says, for every own key (as they lie
-    in `OwnKeys`), its number among those, or -1: its examples' ids outside the slice are dropped."""
+    """The keys that clients ask for: client c asks for `keys[starts[c] : starts[c] + counts[c]]`.
+
+    `place` has one entry for every own key, in the order of `OwnKeys`: the key's number among the client's
+    asked keys, or -1. Ids of examples with place -1 are outside the slice and are dropped.
+    """
 
     keys: np.ndarray
     starts: np.ndarray
@@ -45,8 +50,13 @@ class Chosen(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """choose: asking -> chosen; most: (most own keys of any client, K) -> most keys asked for;
-    every_round: whether it changes; complete: whether it holds all own keys."""
+    """A way to choose keys.
+
+    choose:      asking -> chosen
+    most:        (largest number of own keys of any client, K) -> largest number of keys asked for
+    every_round: whether the choice changes from round to round
+    complete:    whether the chosen keys include all own keys
+    """
 
     name: str
     choose: Callable[[Asking], Chosen]
@@ -56,7 +66,8 @@ class Choice(NamedTuple):
 
 
 def streams(space: str, seed: int, rounds: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(a client's own randomness in a round, the round's) as uint64, for `Asking`; every key space has its own."""
+    """Random numbers for `Asking`, as uint64: (one per client and round, one per round). Each key space has
+    its own."""
     of_space = mix(mix(np.array([seed % 2**64], np.uint64)) ^ np.uint64(hash64(space)))
     of_round = mix(of_space ^ np.asarray(rounds).astype(np.uint64))
     return mix(of_round + numbers), np.broadcast_to(of_round, numbers.shape)
@@ -81,20 +92,23 @@ def choose_all(
 
 
 def placed(positions: np.ndarray, counts: np.ndarray, own: OwnKeys, chosen: Chosen, block: int) -> np.ndarray:
-    """Positions of ids among own keys as positions among the chosen ones, -1 if not there. Rows of `positions`
-    are examples, of which the clients have `counts`."""
+    """Turn positions of ids among own keys into positions among the chosen keys; -1 if the key was not
+    chosen.
+
+    Rows of `positions` are examples. `counts` is the number of examples of each client.
+    """
     first = np.repeat(own.starts, counts).reshape(-1, *[1] * (positions.ndim - 1))
     at = np.append(chosen.place, -1)[np.where(positions < 0, -1, first + positions // block)]
     return np.where(at < 0, -1, at * block + positions % block).astype(np.int32)
 
 
 def mean_keys(chosen: Mapping[str, Chosen]) -> dict[str, float]:
-    """Keys per client by space, on average."""
+    """The mean number of keys per client, by key space."""
     return {space: float(each.counts.mean()) if len(each.counts) else 0.0 for space, each in chosen.items()}
 
 
 def own() -> Choice:
-    """All keys that the client's examples name: nothing is dropped."""
+    """All keys that the client's examples name. Nothing is dropped."""
     chosen = lambda a: Chosen(a.own.keys, a.own.starts, a.own.counts, ranks(a.own.counts).astype(np.int32))
     return Choice("own", chosen, lambda most, num_keys: most, complete=True)
 
@@ -105,13 +119,13 @@ def top(m: Sizes) -> Choice:
 
 
 def sample(m: Sizes) -> Choice:
-    """m of the client's own keys at random, anew in every round ("Random")."""
+    """m of the client's own keys at random, drawn again in every round ("Random")."""
     choose = lambda a: _best(a.own, _lots(a), _sizes(m, a))
     return Choice(f"sample:{m}", choose, _at_most(m), every_round=True)
 
 
 def sample_top(m: Sizes) -> Choice:
-    """m at random of the 2m keys that the client's examples name most often ("Random Top")."""
+    """m keys drawn at random from the 2m keys that the client's examples name most often ("Random Top")."""
 
     def choose(asking: Asking) -> Chosen:
         sizes = _sizes(m, asking)
@@ -122,13 +136,13 @@ def sample_top(m: Sizes) -> Choice:
 
 
 def random(m: Sizes) -> Choice:
-    """m of all K keys at random, every client for itself, without replacement (section 4.1.2)."""
+    """m of all K keys at random, without replacement. Each client draws for itself (section 4.1.2)."""
     return Choice(f"random:{m}", lambda a: _of_all(a, a.stream, m), _exactly(m), every_round=True)
 
 
 def same(m: Sizes) -> Choice:
-    """m of all K keys at random, the same for all clients of a round (Figure 6); of device classes, the smaller
-    ones have a part of what the larger ones have."""
+    """m of all K keys at random, the same for all clients of a round (Figure 6). With device classes, a
+    smaller class has a subset of the keys of a larger class."""
     return Choice(f"same:{m}", lambda a: _of_all(a, a.round_stream, m), _exactly(m), every_round=True)
 
 
@@ -155,7 +169,8 @@ CHOICES: Mapping[str, Callable[..., Choice]] = {
 
 
 def parse_choice(text: str) -> Choice:
-    """`own`, `all`, or a name and a number of keys: `top:1000`; of device classes: `top:1000@0.8,100@0.2`."""
+    """Read a choice: `own`, `all`, or a name and a number of keys, `top:1000`. With device classes:
+    `top:1000@0.8,100@0.2`."""
     name, colon, number = str(text).partition(":")
     if name not in CHOICES:
         raise unknown("choice of keys", name, CHOICES)
@@ -201,7 +216,7 @@ def _lots(asking: Asking) -> np.ndarray:
 
 
 def _best(own: OwnKeys, score: np.ndarray, sizes: np.ndarray, among: np.ndarray | None = None) -> Chosen:
-    """Of every client the keys with the highest scores, so many; ties to the smaller key."""
+    """The `sizes[c]` keys with the highest scores of every client c. Ties go to the smaller key."""
     client = owners(own.counts)
     order = np.lexsort((-score.astype(np.float64), client))
     best = np.zeros(len(order), bool)
@@ -215,7 +230,7 @@ def _best(own: OwnKeys, score: np.ndarray, sizes: np.ndarray, among: np.ndarray 
 
 
 def _of_all(asking: Asking, stream: np.ndarray, m: Sizes) -> Chosen:
-    """m of K for every client, and where its own keys are among them."""
+    """m of K keys for every client, and the place of its own keys among them."""
     most, sizes = _exactly(m)(0, asking.num_keys), _sizes(m, asking)
     mine = np.arange(most) < sizes[:, None]
     drawn = np.where(mine, _draws(stream, asking.num_keys, most), asking.num_keys)

@@ -12,7 +12,8 @@ from partwise.types import UserError
 
 
 class Classes(NamedTuple):
-    """Device classes: a client has `sizes[i]` keys with the chance `shares[i]`, in all rounds the same."""
+    """Device classes: a client has `sizes[i]` keys with probability `shares[i]`. Its class is the same in all
+    rounds."""
 
     sizes: tuple[int, ...]
     shares: tuple[float, ...]
@@ -29,7 +30,8 @@ class Classes(NamedTuple):
 
 
 def classes(shares: Mapping[int, float]) -> Classes:
-    """From numbers of keys with their shares, which add up to 1: `{1000: 0.8, 100: 0.2}`."""
+    """Make device classes from {number of keys: share}, such as `{1000: 0.8, 100: 0.2}`. The shares must add
+    up to 1."""
     if not shares or min(shares) < 1 or not all(0 < share < np.inf for share in shares.values()):
         raise UserError(
             "device classes are numbers of keys of at least 1 with shares above 0, {1000: 0.8, 100: 0.2}, "
@@ -45,7 +47,7 @@ def classes(shares: Mapping[int, float]) -> Classes:
 
 
 def parse_classes(text: str) -> Classes:
-    """`1000@0.8,100@0.2`: a thousand keys for 80 % of the clients, a hundred for the others."""
+    """Read `1000@0.8,100@0.2`: a thousand keys for 80 % of the clients, a hundred for the others."""
     pairs = [each.partition("@") for each in text.split(",")]
     try:
         parts = [(int(size), float(share)) for size, _, share in pairs]

@@ -1,7 +1,7 @@
 """The heat of a model's key spaces, and its file (see `data.heat`).
 
-It counts the keys that clients' examples name. Where clients ask for their own keys, that is who trains a row;
-where they choose others (`random`, `same`, `all`), it is not.
+Heat counts the keys that clients' examples name. If clients ask for their own keys, these are also the rows
+that they train. If clients choose other keys (`random`, `same`, `all`), this is not so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMAT = "partwise-heat"
 
 
 def count_heats(store: ClientStore, partition: Partition, by: By = "clients") -> dict[str, Heat]:
-    """The heat of every key space whose keys examples name."""
+    """The heat of every key space that has key columns in the examples."""
     return {
         space: count_heat(store, space, names, partition.num_keys(space), by, partition.block(space))
         for space in partition.spaces
@@ -28,14 +28,14 @@ def count_heats(store: ClientStore, partition: Partition, by: By = "clients") ->
 
 
 def save_heats(path: str | Path, heats: Mapping[str, Heat]) -> None:
-    """A safetensors file: the counts of every space, and in its header what they count."""
+    """Write a safetensors file with the counts of every space. The header says what they count."""
     about = {space: {"by": heat.by, "total": heat.total} for space, heat in heats.items()}
     counts = {space: heat.counts for space, heat in heats.items()}
     save_arrays(Path(path), counts, {"format": FORMAT, "spaces": about})
 
 
 def load_heats(path: str | Path) -> dict[str, Heat]:
-    """What `save_heats` wrote, checked."""
+    """Read what `save_heats` wrote. Raises `UserError` if the file is damaged."""
     arrays, header = load_arrays(Path(path))
     if header.get("format") != FORMAT:
         held = ", ".join(sorted(arrays)[:5]) or "nothing"

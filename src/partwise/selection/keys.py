@@ -1,6 +1,6 @@
-"""A client's own keys: those that its examples name.
+"""A client's own keys: the keys that its examples name.
 
-Runs on the host, vectorised over the clients at hand: what a real client does for itself, done for many.
+This runs on the host, vectorised over many clients. A real client does the same for itself.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ from partwise.types import unknown
 
 
 class OwnKeys(NamedTuple):
-    """The keys of many clients in one space: client c has `keys[starts[c] : starts[c] + counts[c]]`, sorted."""
+    """The keys of many clients in one space. Client c has `keys[starts[c] : starts[c] + counts[c]]`, sorted."""
 
     keys: np.ndarray
     starts: np.ndarray
     counts: np.ndarray
-    uses: np.ndarray  # how often the client's examples name each
+    uses: np.ndarray  # how often the client's examples name each key
 
 
 def own_keys(store: ClientStore, partition: Partition) -> tuple[dict[str, OwnKeys], dict[str, np.ndarray]]:
-    """Every client's own keys, and for every key column where each id lies among its client's keys: id i of
-    key number p is at `p * block + i % block`, and -1 (nothing) stays -1. The store must be packed."""
+    """Every client's own keys, and for every key column the position of each id among its client's keys.
+
+    An id i that belongs to key number p has position `p * block + i % block`. The id -1 (nothing) stays -1.
+    The store must be packed.
+    """
     keys, positions = {}, {}
     client = owners(store.counts)
     for space in partition.spaces:
@@ -53,6 +56,6 @@ def _checked(store: ClientStore, partition: Partition, space: str, name: str) ->
     if name not in store.columns:
         raise unknown(f"column (it should hold the keys of space '{space}')", name, store.columns)
     column, num_ids = store.columns[name], partition.num_keys(space) * partition.block(space)
-    lowest = -1 if column.ndim > 1 else 0  # of several ids an example may leave some out
+    lowest = -1 if column.ndim > 1 else 0  # an example with several ids may leave some of them out
     check_keys(name, column, space, num_ids, lowest)
     return column.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Rows of a slice that are no keys, and rows that a batch does not name: neither may change what a model says.
+"""Padding rows of a slice, and rows that a batch does not name: neither may change the outputs of a model.
 
-Clients that run side by side have slices of one size, filled up past a client's last key. And where only the rows
-of the batch's ids are given to a model, its output for an example must depend on no other row.
+Clients that run side by side have slices of the same size, padded after the client's last key. If a model is
+given only the rows of the batch's ids, its output for an example must not depend on any other row.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ def without_padding(
     predict: Callable[[Mapping[str, Any]], Any],
     outputs: Any,
 ) -> Any:
-    """The outputs of `predict(rows)`, but for a key that the client has not, `NOTHING`.
+    """The outputs of `predict(rows)`, with `NOTHING` in the entries of padding rows.
 
-    Slices are filled up to one size, and where the outputs have an entry for every row, a softmax over them would
-    count rows that are no keys. Leaves with a `fill` see to that themselves.
+    Slices are padded to one size. If the outputs have an entry for every row, a softmax over them would
+    include the padding. Spaces with a leaf that has a `fill` are skipped, because the fill has this effect
+    already.
     """
     for space, paths in partition.spaces.items():
         own, role = keys[space], partition.roles[paths[0]]
@@ -45,7 +46,7 @@ def without_padding(
 
 
 def _one_more(partition: Partition, space: str, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The shapes of rows if there were one more key in a space."""
+    """The shapes of the rows if a space had one more key."""
     more = lambda path: 1 if partition.roles[path].space == space else 0
     return {
         path: jax.ShapeDtypeStruct((x.shape[0] + more(path), *x.shape[1:]), x.dtype)
@@ -54,7 +55,8 @@ def _one_more(partition: Partition, space: str, rows: Mapping[str, Any]) -> dict
 
 
 def _masked(space: str, real: jax.Array, outputs: jax.Array, longer: jax.ShapeDtypeStruct) -> jax.Array:
-    """`NOTHING` along the axis that grows with the rows, where they are not real."""
+    """Put `NOTHING` in the entries of rows that are not real, along the axis that grows with the number of
+    rows."""
     axes = [i for i, (now, then) in enumerate(zip(outputs.shape, longer.shape, strict=True)) if now != then]
     for axis in axes:
         if outputs.shape[axis] != len(real) or not jnp.issubdtype(outputs.dtype, jnp.floating):
@@ -77,7 +79,7 @@ def check_rows_alone(
     predict: Callable[[Mapping[str, Any]], Any],
     outputs: Any,
 ) -> None:
-    """Raise if outputs grow with the rows of a space of which steps see the batch's rows alone."""
+    """Raise `UserError` if outputs grow with the rows of a space whose steps see only the batch's rows."""
     shapes = lambda tree: [jnp.shape(x) for x in jax.tree_util.tree_leaves(tree)]
     for space in partition.spaces:
         if partition.is_whole(space):
@@ -88,7 +90,7 @@ def check_rows_alone(
 
 
 def not_whole(space: str, how: str) -> UserError:
-    """Words for a model that looks at more rows than its examples name."""
+    """Return the error for a model that uses more rows than its examples name."""
     return UserError(
         f"the model looks at all rows of key space '{space}', not only at those that its examples name: its {how}. "
         f"Say so with keyed('{space}', whole=True)"

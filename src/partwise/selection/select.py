@@ -1,8 +1,9 @@
-"""Federated Select as a value: eq. 4 and 5 of the paper, on any server value and any select function.
+"""Federated Select as a function of values: eq. 4 and 5 of the paper, for any server value and any select
+function.
 
-The slow, obvious twin of what rounds do to keyed leaves. `psi(x, k)` picks out the part of x for key k; it may
-transform it on the way. Keys come in the client's order, may repeat, and clients may have different numbers of
-them. Broadcasts and selects compose into one select (section 3.3).
+This is the slow and simple counterpart of what rounds do with keyed leaves. `psi(x, k)` returns the part of x
+for key k; it may also transform it. Keys are in the client's order and may repeat. Clients may have different
+numbers of keys. Broadcasts and selects can be combined into one select (section 3.3).
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def select(x: Any, keys: Any, psi: SelectFunction, num_keys: int | None = None) 
 
 
 def deselect(slices: Any, keys: Any, num_keys: int) -> Any:
-    """phi: slices back in their places, zeros elsewhere; repeated keys add up (eq. 5)."""
+    """phi: put slices back in their places, with zeros elsewhere. Slices of repeated keys are added (eq. 5)."""
     keys = check_keys(keys, num_keys)
     place = lambda part: jnp.zeros((num_keys, *part.shape[1:]), part.dtype).at[keys].add(part)
     return jax.tree_util.tree_map(place, slices)
 
 
 def check_keys(keys: Any, num_keys: int | None) -> jax.Array:
-    """The keys as an array, if they are keys."""
+    """Return the keys as an int32 array. Raises `UserError` if they are not valid keys."""
     keys = jnp.asarray(keys)
     if keys.ndim != 1 or not (keys.size == 0 or jnp.issubdtype(keys.dtype, jnp.integer)):
         raise UserError(f"keys are a list of whole numbers, not {keys.dtype} of shape {keys.shape}")
@@ -59,7 +60,8 @@ def whole() -> SelectFunction:
 
 
 def encoded(psi: SelectFunction, how: Psi) -> SelectFunction:
-    """psi followed by an encoding (float16, int8): what travels is smaller, what arrives is decoded."""
+    """psi followed by an encoding (float16, int8). The encoded slice is smaller to send; the client gets it
+    decoded."""
 
     def arrives(leaf: jax.Array) -> jax.Array:
         return how.received(leaf[None])[0]
@@ -83,7 +85,7 @@ def with_broadcast(psi: SelectFunction) -> SelectFunction:
 
 
 def keyed_leaves(partition: Partition, space: str) -> SelectFunction:
-    """The psi of a key space: the row of every leaf that it cuts, as a client receives it."""
+    """The psi of a key space: the row of every leaf of the space, as a client receives it."""
 
     def psi(server: Mapping[str, jax.Array], k: Any) -> dict[str, jax.Array]:
         row = lambda path: partition.roles[path].psi.received(server[path][k][None])[0]

@@ -1,17 +1,17 @@
 """Three ways to serve slices, and what each costs (Federated Select, sections 3.2 and 6).
 
-broadcast:    everybody is sent the whole server value and selects at home. Keys stay on the client.
-on_demand:    clients upload their keys, and the server computes psi for every request, all at about the same time.
-              A cache within the round would answer the `cache_hits` among them. The server sees all keys.
-pregenerated: before the round the server computes the slices of all K keys and puts them on a content delivery
-              network (CDN), where clients get theirs. The CDN sees the keys, unless it is asked by private
-              information retrieval, which only this way allows.
+broadcast:    Every client is sent the whole server value and selects on the device. Keys stay on the client.
+on_demand:    Clients upload their keys. The server computes psi for every request, all at about the same time.
+              A cache within the round would answer `cache_hits` of them. The server sees all keys.
+pregenerated: Before the round, the server computes the slices of all K keys and puts them on a content delivery
+              network (CDN). Clients get their slices there. The CDN sees the keys, unless clients use private
+              information retrieval, which is possible only in this way of serving.
 
-Training is the same in all three, so what they cost is counted and not run. What is assumed: shared and frozen
-leaves go from the server to every client; a broadcast is of the values themselves, whatever psi would make of them;
-a key is 4 bytes and goes up wherever a client names it, to the server or to the CDN; the update is of the client's
-slices, at least 32 bits a number, in all three. (Who adds up updates must know their rows. Keys that nobody may
-see need that sum to be secure.)
+Training is the same in all three, so the costs are counted, not measured. The assumptions are: Shared and
+frozen leaves go from the server to every client. A broadcast sends the values themselves, without psi. A key
+has 4 bytes and is uploaded whenever a client names it, to the server or to the CDN. In all three ways, the
+update covers the client's slices, with at least 32 bits per number. (The party that adds up updates must know
+their rows. If nobody may see the keys, that sum must be secure.)
 """
 
 from __future__ import annotations
@@ -31,26 +31,29 @@ WAYS = tuple(KEYS_SEEN_BY)
 
 
 class Sizes(NamedTuple):
-    """Bytes of the parts of a partition; a slice is all that one key of a space owns."""
+    """Bytes of the parts of a partition. A slice is everything that belongs to one key of a space."""
 
-    fixed: int  # shared and frozen leaves and learned defaults, sent to everybody
-    trained: int  # those of them whose update goes up
+    fixed: int  # shared and frozen leaves and learned defaults, which are sent to every client
+    trained: int  # the part of these whose update is sent back
     num_keys: Mapping[str, int]
-    slices: Mapping[str, int]  # space -> a slice, as psi sends it
-    values: Mapping[str, int]  # space -> a slice's values themselves
-    updates: Mapping[str, int]  # space -> the update of a slice
+    slices: Mapping[str, int]  # space -> bytes of a slice, as psi sends it
+    values: Mapping[str, int]  # space -> bytes of a slice's values
+    updates: Mapping[str, int]  # space -> bytes of the update of a slice
 
 
 class Demand(NamedTuple):
-    """What the clients of a round ask for in one key space: how many different keys, and how many each."""
+    """What the clients of a round ask for in one key space: the number of different keys, and the number of
+    keys per client."""
 
     distinct: int
-    counts: np.ndarray  # [clients]; zeros where there is no client do not matter
+    counts: np.ndarray  # [clients]; may have zeros for places without a client
 
 
 class Served(NamedTuple):
-    """What one way of serving costs in a round; `total` adds rounds up. Bytes and slices of the whole cohort, but
-    for `most_...` (any one client) and `peak`."""
+    """What one way of serving costs in a round; `total` combines rounds.
+
+    Bytes and slices are for the whole cohort, except `most_...` (the largest of any one client) and `peak`.
+    """
 
     clients: int
     bytes_down: int
@@ -58,23 +61,23 @@ class Served(NamedTuple):
     bytes_up: int
     most_up: int
     requests: int  # slices that clients select
-    distinct: int  # different ones among them, within a round
+    distinct: int  # different slices among them, within a round
     from_server: int  # bytes that leave the server: to clients, and to the CDN
     from_cdn: int = 0
     computed: int = 0  # slices that the server computes, without a cache
-    cache_hits: int = 0  # of those, how many a cache within the round would save
+    cache_hits: int = 0  # computations that a cache within the round would save
     peak: int = 0  # slices that the server must compute while a whole cohort waits, without a cache
 
 
 def check_way(name: str) -> str:
-    """The name itself, if it is a way of serving."""
+    """Return the name. Raises `UserError` if it is not a way of serving."""
     if name not in WAYS:
         raise unknown("way of serving (serving.way)", name, WAYS)
     return name
 
 
 def sizes_of(partition: Partition) -> Sizes:
-    """The bytes that serving a partition counts with."""
+    """The sizes of a partition, from which `serve` computes the costs."""
     whole = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
     keyed, frozen = partition.of("keyed"), partition.of("frozen")
     fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
@@ -95,7 +98,7 @@ def sizes_of(partition: Partition) -> Sizes:
 
 
 def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict[str, Served]:
-    """What a round costs, by way of serving."""
+    """The costs of a round, for each way of serving."""
     requests = {space: int(each.counts.sum()) for space, each in demands.items()}
     distinct = sum(each.distinct for each in demands.values())
     down, update = _dot(requests, sizes.slices), _dot(requests, sizes.updates)
@@ -138,7 +141,8 @@ def _dot(counts: Mapping[str, int], each: Mapping[str, int]) -> int:
 
 
 def _most(sizes: Sizes, demands: Mapping[str, Demand]) -> list[int]:
-    """The most of any client in bytes of slices, of their update, and of their update with the keys."""
+    """The largest number of bytes of any client: of its slices, of their update, and of the update with the
+    keys."""
     if not demands:
         return [0, 0, 0]
     each = [(sizes.slices[s], sizes.updates[s], sizes.updates[s] + KEY_BYTES) for s in demands]
@@ -147,14 +151,15 @@ def _most(sizes: Sizes, demands: Mapping[str, Demand]) -> list[int]:
 
 
 def num_distinct(keys: np.ndarray, num_keys: int) -> int:
-    """How many different keys there are; quicker by counting than by sorting, where K is not much larger."""
+    """How many different keys there are. Counting is faster than sorting if K is not much larger than the
+    number of keys."""
     if num_keys > 64 * len(keys):
         return len(np.unique(keys))
     return int(np.count_nonzero(np.bincount(keys, minlength=num_keys)))
 
 
 def total(rounds: Sequence[Served]) -> Served:
-    """Several rounds together: sums, and the most of any round where a field is the most of something."""
+    """Several rounds together: sums, and for fields that are a maximum, the largest of any round."""
     fold = lambda name: max if name in ("most_down", "most_up", "peak") else sum
     columns = zip(Served._fields, zip(*rounds, strict=True), strict=True)
     return Served(*(fold(name)(values) for name, values in columns))

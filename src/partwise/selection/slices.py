@@ -1,11 +1,12 @@
-"""Ids to rows: what a client is sent, and inside a step which of its rows a batch needs.
+"""From ids to rows: what a client is sent, and which of its rows a batch needs in a step.
 
-*Select twice.* The server sends a client the rows of its keys (Federated Select, Algorithm 2); inside a step
-the batch's rows are selected from those, and the batch's ids become positions 0..B-1 in them. The gradient is
-then of the batch's rows only. The model's functions run unchanged: they index whatever table they are given.
+*Select twice.* The server sends a client the rows of its keys (Federated Select, Algorithm 2). In a step, the
+batch's rows are selected from these, and the batch's ids become positions 0..B-1 in them. So the gradient is
+only with respect to the batch's rows. The model's functions do not change: they index the table that they are
+given.
 
-A client's change of its rows is kept as a *delta* on its own keys, beside the rows it received: in a
-simulation all clients of a cohort read one table, and no client copies it.
+The change that a client makes to its rows is kept as a *delta* on its own keys, beside the rows it received.
+In a simulation, all clients of a cohort read one table, and no client copies it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from partwise.model.spec import Batch
 
 
 class Received(NamedTuple):
-    """What a client has from the server during a round, flat by path."""
+    """What a client has from the server during a round, by path."""
 
     shared: Mapping[str, jax.Array]  # shared leaves and learned defaults
     frozen: Mapping[str, jax.Array]
@@ -32,7 +33,7 @@ class Received(NamedTuple):
 
 
 def receive(partition: Partition, server: Mapping[str, jax.Array]) -> Received:
-    """Sort the server's leaves by role; the tables may be whole or sliced."""
+    """Sort the server's leaves by role. The tables may be whole or sliced."""
     keyed, frozen = set(partition.of("keyed")), set(partition.of("frozen"))
     return Received(
         {path: leaf for path, leaf in server.items() if path not in keyed | frozen},
@@ -44,21 +45,21 @@ def receive(partition: Partition, server: Mapping[str, jax.Array]) -> Received:
 class Keys(NamedTuple):
     """The keys of one client in one space: `rows[start + p]` is the table row of its key number p.
 
-    Where keys are chosen anew in every round, examples hold positions among the client's *own* keys, and
-    `place[place_start + p]` is the number among those it asked for (-1: not among them).
+    If keys are chosen again in every round, examples hold positions among the client's *own* keys. Then
+    `place[place_start + p]` is the number of key p among the keys it asked for (-1: not among them).
     """
 
-    rows: jax.Array | None  # [sum of keys] of all clients at hand; None: all rows of the table, in order
+    rows: jax.Array | None  # [sum of keys] of many clients; None: all rows of the table, in order
     start: jax.Array  # where this client's keys begin
-    count: jax.Array  # how many it has
-    capacity: int  # the most that any client has
+    count: jax.Array  # how many keys it has
+    capacity: int  # room for the keys of any client
     place: jax.Array | None = None
     place_start: jax.Array | int = 0
     complete: bool = True  # every id of the client's examples is among its keys
 
 
 def take_keys(table: Any, keys: np.ndarray) -> np.ndarray:
-    """The rows of these keys, on the host; the rest of the table stays where it is."""
+    """The rows of these keys, on the host. The rest of the table is not copied."""
     if isinstance(table, np.ndarray):
         return table[keys]
     return np.asarray(_take(table, pad_to_power(keys)))[: len(keys)]
@@ -68,7 +69,7 @@ _take = jax.jit(lambda table, rows: table.at[rows].get(mode="clip"))
 
 
 def own_rows(keys: Keys, first: jax.Array | int, size: int, num_rows: int) -> jax.Array:
-    """The table rows of `size` of a client's keys; past its last key, a row that does not exist."""
+    """The table rows of `size` of a client's keys. After its last key, a row number that does not exist."""
     position = first + jnp.arange(size)
     rows = position if keys.rows is None else _row(keys, position)
     return jnp.where(position < keys.count, rows, num_rows)
@@ -81,7 +82,7 @@ def _row(keys: Keys, position: jax.Array) -> jax.Array:
 
 
 def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> jax.Array:
-    """A client's slice of a keyed leaf as it received it [capacity, ...], filled up past its last key."""
+    """A client's slice of a keyed leaf as it received it [capacity, ...], padded after its last key."""
     role = partition.roles[path]
     if keys.rows is None:
         return role.psi.received(table)
@@ -90,16 +91,16 @@ def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> 
 
 
 def is_key(keys: Keys, ndim: int) -> jax.Array:
-    """Which rows of a slice are keys and not padding, to be broadcast against the slice."""
+    """Which rows of a slice are keys and not padding, shaped for broadcasting against the slice."""
     return (jnp.arange(keys.capacity) < keys.count).reshape(-1, *[1] * (ndim - 1))
 
 
 class BatchRows(NamedTuple):
-    """The rows a batch needs, by key space, and the batch with its ids re-numbered to them."""
+    """The rows that a batch needs, by key space, and the batch with its ids renumbered to these rows."""
 
-    positions: dict[str, jax.Array]  # space -> [r] position among the client's keys; -1: none
+    positions: dict[str, jax.Array]  # space -> [r] position among the client's keys; -1: no row
     batch: Batch
-    mask: jax.Array  # [B]: the example is real, and what it is about is in the slice
+    mask: jax.Array  # [B]: the example is real, and its id is in the slice
 
 
 def batch_rows(
@@ -109,11 +110,11 @@ def batch_rows(
     mask: jax.Array,
     keys: Mapping[str, Keys],
 ) -> BatchRows:
-    """Select the second time: one row for every id that occurs in the batch (repeats included); or, where steps
-    work on the whole slice, the ids as positions in it.
+    """The second selection: one row for every id in the batch (repeats included). If steps work on the whole
+    slice, the ids become positions in the slice.
 
-    An id outside the client's slice becomes -1. Where a column holds one id per example, that is what the
-    example is about, and the example is left out.
+    An id outside the client's slice becomes -1. If a column holds one id per example, an example whose id is
+    outside the slice is left out.
     """
     needed, renumbered = {}, Columns(batch)
     for space in partition.spaces:
@@ -153,7 +154,8 @@ def gather(
     need: BatchRows,
     keys: Mapping[str, Keys],
 ) -> dict[str, jax.Array]:
-    """The rows a batch needs: as received, plus the client's own change of them (if it has any yet). No row: 0."""
+    """The rows that a batch needs: as received, plus the client's own change of them (if there is one yet). A
+    missing row (position -1) is 0 if the batch can have one."""
     result = {}
     for path, table in tables.items():
         role = partition.roles[path]
@@ -170,7 +172,7 @@ def gather(
 def scatter(
     partition: Partition, into: Mapping[str, jax.Array], rows: Mapping[str, jax.Array], need: BatchRows
 ) -> dict[str, jax.Array]:
-    """Add rows of a batch to deltas at the client's positions; repeated ids add up, no id adds nothing."""
+    """Add rows of a batch to deltas at the client's positions. Repeated ids add up; position -1 adds nothing."""
     result = {}
     for path, delta in into.items():
         positions = need.positions[partition.roles[path].space]
@@ -182,7 +184,7 @@ def scatter(
 def empty_deltas(
     partition: Partition, tables: Mapping[str, jax.Array], capacities: Mapping[str, int]
 ) -> dict[str, jax.Array]:
-    """Zero change for every keyed leaf, one row for every key that a client may have."""
+    """A change of zero for every keyed leaf, with one row for every key that a client may have."""
     return {
         path: jnp.zeros((capacities[partition.roles[path].space], *table.shape[1:]), table.dtype)
         for path, table in tables.items()
@@ -190,7 +192,8 @@ def empty_deltas(
 
 
 def initial_local(partition: Partition, received: Received, params: Any) -> dict[str, jax.Array]:
-    """Where a client's own leaves start: random (as the model draws them), zero, or the learned default."""
+    """The initial values of a client's own leaves: random (as the model draws them), zero, or the learned
+    default."""
     _, own = partition.split(params)
     start = {}
     for path, leaf in own.items():
