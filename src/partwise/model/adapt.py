@@ -1,12 +1,12 @@
-"""What the adapters of other frameworks share: `nnx`, `keras` and `torch` make a `Model` of a module.
+"""What the adapters of other frameworks share. `nnx`, `keras` and `torch` make a `Model` from a module.
 
-A module has two ways to be called. In use it is a function of its arrays. In training it may also draw random
-numbers (dropout), add penalties to its loss, and move statistics of batches. The first is the model's `predict`,
-the second its `train_loss`, which is left out where there is no difference.
+A module can be called in two ways. In use, it is a function of its arrays. In training, it may also draw
+random numbers (dropout), add penalties to its loss, and update statistics of batches. The first way is the
+model's `predict`, the second its `train_loss`. `train_loss` is left out if there is no difference.
 
-Statistics are parameters like any other here, with a path and a role. What they learn is to be near to those of
-the batch: their loss is half the squared distance, so a step of SGD with rate r is a running mean that forgets
-with momentum 1 - r, and shared statistics are averaged over the cohort as shared weights are.
+Statistics are parameters like all others here, with a path and a role. Their loss is half the squared
+distance to the statistics of the batch. So a step of SGD with rate r is a running mean with momentum 1 - r.
+Shared statistics are averaged over the cohort like shared weights.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from partwise.model.columns import Columns
 from partwise.model.spec import Batch, Metric, Pooled, one_for_each
 from partwise.types import UserError, unknown
 
-# What a module is called with: the batch itself, a column of it, several, or what a function makes of it.
+# What a module is called with: the batch itself, one column, several columns, or the result of a function of the
+# batch.
 Inputs = str | Sequence[str] | Callable[[Batch], Any] | None
-# Where a module that normalises by batches takes its statistics from in training: from the batch (and moves its
-# own to them), or from its own, which stay as they are.
+# Which statistics a module with batch normalisation uses in training: those of the batch (and its own statistics
+# move towards them), or its own, which do not change.
 Statistics = Literal["batch", "fixed"]
 
 
 def check_functions(
     loss: Any, metrics: Any, weight: Any, inputs: Any = None, train_loss: Any = None
 ) -> dict[str, Metric | Pooled]:
-    """The metrics, if all that was given beside the module can be what it should be."""
+    """Check the functions that were given with the module. Returns the metrics as a dict; raises `UserError`
+    if something is wrong."""
     takes("loss", loss, "outputs", "batch")
     takes("weight", weight, "batch")
     if train_loss is not None:
@@ -53,13 +55,13 @@ def check_functions(
 
 
 def shown(thing: Any) -> str:
-    """What was given, in one short line."""
+    """A value as one short line, for messages."""
     text = " ".join(repr(thing).split())
     return text if len(text) <= 120 else f"{text[:120]}..."
 
 
 def takes(what: str, function: Any, *names: str) -> None:
-    """Raise unless the function can be called with so many arguments."""
+    """Raise `UserError` unless the function can be called with these arguments."""
     call = f"{what}({', '.join(names)})"
     if not callable(function):
         raise UserError(f"{what} is {shown(function)}: give a function, {call}")
@@ -69,24 +71,25 @@ def takes(what: str, function: Any, *names: str) -> None:
         raise UserError(
             f"it is called as {call}, but the {what} that was given does not fit: {error}"
         ) from None
-    except ValueError:  # a function that does not say what it takes
+    except ValueError:  # a function without a signature
         return
 
 
 def losses_of(loss: Callable[[Any, Batch], jax.Array], outputs: Any, batch: Batch) -> jax.Array:
-    """[B]. A mean would hide in what is added to it, so it is refused before."""
+    """The losses [B]. Raises `UserError` if there is not one per example: a mean would be broadcast silently
+    in the sum."""
     return one_for_each(loss(outputs, batch), batch)
 
 
 def check_statistics(statistics: str) -> bool:
-    """Whether they are fixed."""
+    """Whether the statistics are fixed. Raises `UserError` for an unknown value."""
     if statistics not in ("batch", "fixed"):
         raise unknown("statistics of a module", statistics, ("batch", "fixed"))
     return statistics == "fixed"
 
 
 def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
-    """What the module is called with."""
+    """The arguments with which the module is called."""
     if inputs is None:
         return (dict(batch),)  # frameworks know plain dicts
     if callable(inputs):
@@ -101,21 +104,22 @@ def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
 
 
 def begin_at(values: Any) -> Any:
-    """Values that a module came with, copied: whoever trains them may give their memory away."""
+    """A copy of the values that a module came with. A copy is needed because training may donate their
+    memory."""
     return jax.tree_util.tree_map(jnp.array, values)
 
 
 def full_precision(outputs: Any) -> Any:
-    """Outputs of a module that computes with 16 bits, as 32: losses and their sums need them."""
+    """Outputs of a module that computes in 16 bits, as 32 bits, because losses and their sums need these."""
     return jax.tree_util.tree_map(
         lambda x: x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x, outputs
     )
 
 
 def following(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array]) -> jax.Array:
-    """0, with a gradient that leads statistics from what they were to what the batch says.
+    """Return 0, with a gradient that moves statistics from their old values towards those of the batch.
 
-    It is added to the loss, of which it changes nothing but the gradient.
+    It is added to the loss, and changes only the gradient.
     """
     distance = jnp.zeros(())
     for path, now in after.items():
@@ -124,7 +128,8 @@ def following(before: Mapping[str, jax.Array], after: Mapping[str, jax.Array]) -
 
 
 def check_values(values: Mapping[str, Any], what: str) -> None:
-    """Only floating-point leaves have gradients."""
+    """Raise `UserError` if there are no values, or if one is not floating-point, because only such leaves
+    have gradients."""
     if not values:
         raise UserError(
             f"this {what} has no parameters, so there is nothing to learn: give one that has, and that is built "

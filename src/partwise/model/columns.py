@@ -1,4 +1,4 @@
-"""The batch that a model's functions are given: a dict of columns that says what it lacks."""
+"""The batch that a model's functions are given: a dict of columns with a clear error for a missing column."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partwise.types import UserError
 
 @jax.tree_util.register_pytree_with_keys_class
 class Columns(dict[str, Any]):
-    """A dict whose missing keys are mistakes of whoever named the columns, and told as such."""
+    """A dict that raises `UserError`, with the names of all columns, if a key is missing."""
 
     def __missing__(self, name: str) -> Any:
         here = ", ".join(sorted(self)) or "none"

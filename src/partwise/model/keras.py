@@ -1,10 +1,10 @@
 """A Keras 3 model as a partwise model: its weights are leaves, by their paths (`dense/kernel`).
 
-Keras refuses a weight of another shape than it was built with, and clients are sent slices. So a model comes as a
-function that builds it, which takes the numbers of rows that may be cut; it is called for every size of slice that
-turns up, once. Dropout and other layers that draw random numbers get those of the step; penalties of regularizers
-are added to the training loss; weights that Keras does not train are left as they are, but for the statistics that
-a layer moves while it trains.
+Keras refuses a weight whose shape is not the shape it was built with, but clients are sent slices. So a model
+is given as a function that builds it. The function takes the numbers of rows that may be cut. It is called
+once for every size of slice. Dropout and other layers that draw random numbers get the randomness of the
+step. Penalties of regularizers are added to the training loss. Weights that Keras does not train do not
+change, except the statistics that a layer updates in training.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if keras.backend.backend() != "jax":
 
 
 class Built(NamedTuple):
-    """A Keras model of some size."""
+    """A Keras model, built for some numbers of rows."""
 
     model: Any
     weights: list[Any]  # in the order of the paths
@@ -71,19 +71,19 @@ def keras_model(
     """A model from a function that builds a Keras model.
 
     Args:
-        build: The function. It must give a new model at every call.
+        build: The function. It must return a new model at every call.
         loss: (outputs, batch) -> one value for every example.
         metrics: {name: metric}.
-        rows: The arguments of `build` that say how many rows a keyed weight has, with their whole numbers:
+        rows: The arguments of `build` that are the number of rows of a keyed weight, with their full values:
             rows={"num_items": 3706} calls build(num_items=...).
-        inputs: What the model is called with: a column, several, or a function of the batch (default: the
-            batch, by the names of its inputs).
-        weight: batch -> what each example counts.
+        inputs: What the model is called with: a column, several columns, or a function of the batch (default:
+            the batch, by the names of its inputs).
+        weight: batch -> the weight of each example.
 
     Returns:
-        A model. Weights that `build` sets or loads are where training begins; others begin as their
-        initializers say, by the seed of the run. Name layers, if rules are to name them; others are numbered
-        as if the model were the first.
+        A model. Weights that `build` sets or loads are the initial values of training. Other weights start as
+            their initializers say, with the seed of the run. Give names to layers that rules should match.
+            Layers without a name are numbered as if this were the first model of the process.
     """
     metrics, whole = check_functions(loss, metrics, weight, inputs), _check_rows(rows)
     _check_build(build, whole, loss)
@@ -100,7 +100,7 @@ def keras_model(
     def call(
         values: Mapping[str, Any], batch: Batch, rng: jax.Array, training: bool
     ) -> tuple[Any, Any, dict]:
-        """(outputs, penalties, statistics that were moved)"""
+        """(outputs, penalties, statistics that were updated)"""
         built = cached(*(size(values) for size in size_from.values()))
         _check_shapes(values, paths, built, whole)
         held = [
@@ -129,8 +129,9 @@ def keras_model(
 
 
 def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
-    """Build it, perhaps in the middle of a compilation. In a stateless scope Keras says what each weight will
-    begin as, and keeps what `build` sets. Weights have no values of their own, so JAX need not start for them."""
+    """Build the model, perhaps during a compilation. In a stateless scope, Keras tells the initial value of
+    each weight, and keeps the values that `build` sets. Weights have no values of their own, so JAX need not
+    start."""
     with jax.ensure_compile_time_eval(), keras.StatelessScope(initialize_variables=False) as scope:
         model = _call(build, sizes)
         _check_built(model, sizes, scope)
@@ -244,8 +245,8 @@ def _in_order(values: Mapping[str, Any], paths: list[str]) -> list[Any]:
 
 
 def _paths(first: Built, second: Built) -> list[str]:
-    """The weights' paths, without the model's own name. Names that differ between two builds were made up by Keras,
-    which counts all layers of a process: they are numbered anew."""
+    """The weights' paths, without the model's own name. Names that differ between two builds were invented by
+    Keras, which counts all layers of a process. Such names are numbered again."""
     split = lambda built: [w.path.removeprefix(f"{built.model.name}/").split("/") for w in built.weights]
     ours, theirs = split(first), split(second)
     explicit = {
@@ -270,7 +271,8 @@ def _paths(first: Built, second: Built) -> list[str]:
 def _size_from(
     build: Callable[..., Any], whole: Mapping[str, int], name: str, paths: list[str], full: Built
 ) -> Callable[[Mapping[str, Any]], int]:
-    """How to read an argument of `build` off the shapes of weights: from the first axis that is so long."""
+    """How to read an argument of `build` from the shapes of weights: the length of the first axis that
+    follows it."""
     one, two = (_built(build, dict.fromkeys(whole, 1) | {name: size}) for size in (1, 2))
     for path, small, large, real in zip(paths, one.weights, two.weights, full.weights, strict=True):
         for axis, lengths in enumerate(zip(small.shape, large.shape, real.shape, strict=True)):

@@ -1,11 +1,13 @@
-"""Long short-term memory (Hochreiter and Schmidhuber, 1997) as plain functions, made for small batches in loops.
+"""Long short-term memory (Hochreiter and Schmidhuber, 1997) as plain functions, made for small batches in
+loops.
 
-What need not wait for the state is done for all times at once: the product of the inputs, and in the gradient the
-products that make up the weights' own, which automatic differentiation would add up step by step. The loops over
-time are not unrolled: on a CPU that is slower and takes much longer to compile.
+What does not depend on the state is computed for all times at once: the product with the inputs, and in the
+gradient the products for the weights (automatic differentiation would add these step by step). The loops over
+time are not unrolled: on a CPU, unrolled loops are slower and take much longer to compile.
 
-`dtype` is that of the numbers that products read and write, and so of what is kept for the gradient: in bfloat16 a
-step moves half as much. Products are summed, and cells and parameters kept, in float32 in any case.
+`dtype` is the type of the numbers that products read and write, and of what is kept for the gradient. With
+bfloat16, a step moves half as many bytes. Products are summed in float32, and cells and parameters are kept
+in float32, for every `dtype`.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-ALIGNED = 8  # numbers in a row, or a multiple: a GPU then multiplies twice as fast
+ALIGNED = 8  # a GPU multiplies twice as fast if the length of a row is a multiple of this
 
 
 def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
-    """Weights Glorot-uniform over input and state together, biases 0, that of the forget gate 1: what TensorFlow's
-    cell does, and LEAF with it. Gates lie side by side: input, forget, output, candidate."""
+    """Initial parameters: weights Glorot-uniform over input and state together, biases 0, and 1 for the
+    forget gate. TensorFlow's cell does this, and so does LEAF. The gates are side by side: input, forget,
+    output, candidate."""
     weights = jax.nn.initializers.glorot_uniform()(rng, (size + units, 4 * units))
     return {
         "input": weights[:size],
@@ -30,14 +33,15 @@ def init_lstm(rng: jax.Array, size: int, units: int) -> dict[str, jax.Array]:
 
 
 def lstm(params: dict[str, jax.Array], inputs: jax.Array, real: jax.Array, dtype: Any = None) -> jax.Array:
-    """The states after every time, [T, B, units], of inputs [T, B, size]; where not `real` [T, B], a state stays as
-    it is. So the last one is that after the last real input, wherever the padding is."""
+    """The states after every time, [T, B, units], for inputs [T, B, size]. Where `real` [T, B] is False, the
+    state does not change. So the last state is the one after the last real input, for any place of the
+    padding."""
     given = dense(inputs, params["input"], params["bias"], dtype)
     return _states(given.astype(dtype or given.dtype), params["recurrent"], real[..., None])
 
 
 def dense(x: jax.Array, weights: jax.Array, bias: jax.Array, dtype: Any = None) -> jax.Array:
-    """`x @ weights + bias` in float32, of a product that is read and written in `dtype`; so are its gradients."""
+    """`x @ weights + bias` in float32. The product is read and written in `dtype`, and so are its gradients."""
     return _dense(x.astype(dtype or x.dtype), weights.astype(dtype or weights.dtype), bias)
 
 
@@ -47,7 +51,8 @@ def _dense(x: jax.Array, weights: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _dense_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The bias's is a row of the product that is the weights': as a sum, XLA would compute all it sums up anew."""
+    """The gradient of the bias is one row of the product for the weights. If it were a sum, XLA would compute
+    the summed values again."""
     x, weights = kept
     flat = gradient.astype(x.dtype).reshape(-1, gradient.shape[-1])
     with_one = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1).reshape(len(flat), -1)
@@ -94,7 +99,7 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, Non
         d_state = d_state + d_here
         squashed = jnp.tanh(
             cell.astype(jnp.float32)
-        )  # where not real, of another cell, but then its gradient is 0
+        )  # if not real, this is another cell, but then its gradient is 0
         d_out = jnp.where(here, d_state, 0)
         d_new = jnp.where(here, d_cell, 0) + d_out * o * (1 - squashed * squashed)
         d_gates = jnp.concatenate(
@@ -121,6 +126,6 @@ _states.defvjp(_forward, _backward)
 
 
 def _gates(drive: jax.Array, units: int) -> tuple[jax.Array, ...]:
-    """Input, forget and output gates and the candidate; computed from what drives them whenever they are needed."""
+    """Input, forget and output gates and the candidate. They are computed from `drive` each time, not stored."""
     i, f, o, g = (drive[..., k * units : (k + 1) * units].astype(jnp.float32) for k in range(4))
     return jax.nn.sigmoid(i), jax.nn.sigmoid(f), jax.nn.sigmoid(o), jnp.tanh(g)

@@ -1,6 +1,7 @@
-"""A Flax NNX module as a partwise model: `Param`s and batch statistics are leaves, by their paths in the module.
+"""A Flax NNX module as a partwise model: `Param`s and batch statistics are leaves, by their paths in the
+module.
 
-Dropout and whatever else draws from the module's `Rngs` gets the randomness of the step.
+Dropout and everything else that draws from the module's `Rngs` gets the randomness of the step.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ def nnx_model(
     """A model from a Flax NNX module.
 
     Args:
-        module: A function `rngs -> module`, or a module, whose values are then where training begins.
+        module: A function `rngs -> module`, or a module. The values of a module are the initial values of
+            training.
         loss: (outputs, batch) -> one value for every example.
         metrics: {name: metric}.
-        inputs: What the module is called with: a column, several, or a function of the batch (default: the
-            batch).
-        weight: batch -> what each example counts.
-        train_loss: (module, batch, rng) -> [B], losses to train on in place of those of its outputs.
-        statistics: Of the batch in training ("batch"), or the module's own and these never moved ("fixed").
+        inputs: What the module is called with: a column, several columns, or a function of the batch
+            (default: the batch).
+        weight: batch -> the weight of each example.
+        train_loss: (module, batch, rng) -> [B], losses for training, in place of the loss of the outputs.
+        statistics: In training, use the statistics of the batch ("batch"), or the module's own, which then
+            never change ("fixed").
 
     Returns:
-        A model. The module is rebuilt around whatever arrays it is given, so it may be handed slices of its
-        parameters: its code must take sizes from the arrays, not from its fields.
+        A model. The module is rebuilt with the arrays that it is given, and these may be slices of its
+            parameters. So its code must take sizes from the arrays, not from its fields.
     """
     fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs, train_loss)
     ready = isinstance(module, nnx.Module)
@@ -78,7 +81,7 @@ def nnx_model(
         return nnx.to_pure_dict(nnx.state(module(nnx.Rngs(rng)), LEARNED))
 
     def around(values: Any, rng: jax.Array) -> Any:
-        """The module with these values, and its streams begun anew."""
+        """The module with these values and with new random streams."""
         state = jax.tree_util.tree_map(lambda leaf: leaf, learned)
         nnx.replace_by_pure_dict(state, values)
         zeros = jax.tree_util.tree_map(lambda count: jnp.zeros(count.shape, count.dtype), counts)
@@ -109,7 +112,7 @@ LEARNED = nnx.Any(nnx.Param, nnx.BatchStat)
 
 
 def _made(make: Callable[[nnx.Rngs], Any]) -> Any:
-    """The shapes of what a function of the random streams makes."""
+    """The module that a function of the random streams makes, with shapes in place of arrays."""
     if not callable(make) or type(make).__module__.startswith("flax.linen"):
         raise UserError(
             f"this is {shown(make)}: give an nnx.Module, or a function `rngs -> module` (modules of flax.linen are "
@@ -133,7 +136,7 @@ def _check_class(make: type) -> None:
 
 
 def _refuse(rest: Any) -> None:
-    """Other state would be lost from call to call."""
+    """Raise `UserError` for other kinds of state, because they would be lost between calls."""
     for path, leaf in nnx.to_flat_state(rest):
         kind = getattr(leaf, "type", type(leaf)).__name__
         raise UserError(
@@ -144,7 +147,7 @@ def _refuse(rest: Any) -> None:
 
 
 def _streams(keys: Any, rng: jax.Array) -> Any:
-    """A key of its own for every stream of the module, out of the step's."""
+    """A separate key for every random stream of the module, made from the step's key."""
     leaves, structure = jax.tree_util.tree_flatten(keys)
     own = [jax.random.fold_in(rng, i) for i in range(len(leaves))]
     split = [
@@ -155,7 +158,7 @@ def _streams(keys: Any, rng: jax.Array) -> Any:
 
 
 def _held(values: Any, learned: Any) -> Any:
-    """The same values, with no gradient of the statistics."""
+    """The same values, without a gradient for the statistics."""
     paths = set(tree.flatten(nnx.to_pure_dict(nnx.filter_state(learned, nnx.BatchStat))))
     flat = tree.flatten(values)
     stopped = {path: jax.lax.stop_gradient(leaf) if path in paths else leaf for path, leaf in flat.items()}

@@ -1,10 +1,11 @@
 """Rules on parameter paths give every leaf one role: shared, keyed, local or frozen.
 
-The paper's split of a model into global parameters G and local parameters L (FedRecon, section 3), with
-`keyed` for global leaves of which a client is sent only the slices of its keys (Federated Select, section 3).
+This is the paper's split of a model into global parameters G and local parameters L (FedRecon, section 3).
+The role `keyed` is for global leaves of which a client is sent only the slices of its keys (Federated Select,
+section 3).
 
-The server stores keyed leaves with the key axis first ("rows"), so that every gather and scatter of the
-library is along axis 0; `merge` moves the axis back before a model sees the leaf.
+The server stores keyed leaves with the key axis first ("rows"). So every gather and scatter of the library is
+along axis 0. `merge` moves the axis back before a model sees the leaf.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ DEFAULT = "default/"  # where the learned default of a local leaf lives among th
 
 @dataclass(frozen=True)
 class Role:
-    """What one leaf is to server and clients. Made by `shared`, `keyed`, `local` and `frozen` below."""
+    """How the server and the clients treat one leaf. Made by `shared`, `keyed`, `local` and `frozen` below."""
 
     kind: Literal["shared", "keyed", "local", "frozen"]
     space: str = ""
@@ -59,11 +60,12 @@ class Role:
 
 
 def shared(twin: Twin | None = None) -> Role:
-    """A role: sent to all, trained by all.
+    """A role: sent to all clients, trained by all clients.
 
     Args:
-        twin: "add" or "average" gives every client a local leaf of the same shape too, added to or averaged
-            with the shared one (the patent's overlapping parts). It starts where it changes nothing.
+        twin: "add" or "average" also gives every client a local leaf of the same shape. It is added to the
+            shared leaf or averaged with it (the patent's overlapping parts). Its initial value changes
+            nothing.
     """
     if twin not in (None, *get_args(Twin)):
         raise unknown("twin of a shared parameter", twin, get_args(Twin))
@@ -83,16 +85,17 @@ def keyed(
     """A role: a client is sent, and trains, only the slices of its keys.
 
     Args:
-        space: The key space. Leaves of one space are cut by the same keys. The column of the examples with
-            this name holds them, unless `partition(..., columns=...)` says otherwise.
+        space: The key space. Leaves of one space are cut by the same keys. The keys are in the column of the
+            examples with this name, unless `partition(..., columns=...)` names other columns.
         axis: The axis along which the leaf is cut.
-        block: Entries along the axis that belong to one key: neighbours (many words in one bucket), or, if
-            `interleaved`, every K-th (the inputs of a layer after flattened filters).
+        block: The number of entries along the axis that belong to one key. They are neighbours (many words in
+            one bucket), or every K-th entry if `interleaved` (the inputs of a layer after flattened filters).
         interleaved: See `block`.
-        whole: The loss looks at all of a client's slice, not only at the entries that its examples name
-            (outputs of a softmax). Leaves of a space that no column names are so anyway.
-        fill: What stands where a client has fewer keys than the largest (a bias of -1e9 under a softmax).
-        psi: What travels for a key: "take" (the values), "float16", "int8", or a Psi of your own.
+        whole: Whether the loss depends on all of a client's slice, not only on the entries that its examples
+            name (outputs of a softmax). It always does for a space without columns.
+        fill: The value of padding, for clients with fewer keys than the largest (a bias of -1e9 before a
+            softmax).
+        psi: What is sent for a key: "take" (the values), "float16", "int8", or a Psi of your own.
     """
     if isinstance(psi, str):
         if psi not in PSIS:
@@ -116,8 +119,8 @@ def local(initial: Initial = "random") -> Role:
     """A role: never leaves the client.
 
     Args:
-        initial: Where it starts: from the model's own values ("random"), from zero ("zero"), or from a
-            default that the clients learn together ("learned"; FedRecon, footnote 2).
+        initial: The initial value: the model's own value ("random"), zero ("zero"), or a default that the
+            clients learn together ("learned"; FedRecon, footnote 2).
     """
     if initial not in get_args(Initial):
         raise unknown("initial value of a local parameter", initial, get_args(Initial))
@@ -125,7 +128,7 @@ def local(initial: Initial = "random") -> Role:
 
 
 def frozen() -> Role:
-    """A role: sent to all, never trained."""
+    """A role: sent to all clients, never trained."""
     return Role("frozen")
 
 
@@ -141,7 +144,7 @@ class Description(NamedTuple):
 
 @dataclass(frozen=True)
 class Partition:
-    """Every leaf's role, and the exact way from a model's tree to its parts and back."""
+    """The role of every leaf, and how a model's tree is split into its parts and merged again."""
 
     paths: tuple[str, ...]
     roles: Mapping[str, Role]
@@ -155,13 +158,13 @@ class Partition:
 
     @property
     def server_paths(self) -> tuple[str, ...]:
-        """Leaves that the server stores, learned defaults among them."""
+        """Leaves that the server stores, including learned defaults."""
         learned = (DEFAULT + p for p in self.of("local") if self.roles[p].initial == "learned")
         return (*self.of("shared", "keyed", "frozen"), *learned)
 
     @property
     def local_paths(self) -> tuple[str, ...]:
-        """Leaves of which a client has its own: local ones and twins."""
+        """Leaves of which each client has its own: local leaves and twins."""
         return tuple(p for p in self.paths if self.roles[p].kind == "local" or self.roles[p].twin)
 
     @property
@@ -172,13 +175,14 @@ class Partition:
 
     @cached_property
     def server_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The leaves that the server stores, keyed ones rows first."""
+        """Shapes and types of the leaves that the server stores. Keyed leaves have their rows first."""
         params = tree.unflatten(self.treedef, self.paths, self.shapes)
         return jax.eval_shape(lambda params: self.split(params)[0], params)
 
     @cached_property
     def digest(self) -> str:
-        """Of all leaves, their shapes and roles: two with the same digest can exchange messages."""
+        """A digest of all leaves, their shapes and roles. Two partitions with the same digest can exchange
+        messages."""
         leaves = [
             [
                 path,
@@ -201,7 +205,7 @@ class Partition:
         return {space: self.num_keys(space) for space in self.spaces}
 
     def is_whole(self, space: str) -> bool:
-        """Whether steps work on all of a client's slice (else: on the rows of the batch's ids)."""
+        """Whether steps work on the client's whole slice. If not, they work on the rows of the batch's ids."""
         return not self.columns[space] or any(self.roles[path].whole for path in self.spaces[space])
 
     def block(self, space: str) -> int:
@@ -209,8 +213,9 @@ class Partition:
         return self.roles[self.spaces[space][0]].block if self.columns[space] else 1
 
     def server_leaves(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """The leaves that the server stores, out of a larger mapping. A learned default that was not trained is
-        the leaf that was, or the mean of the table of them (users' rows, after FedAvg)."""
+        """The leaves that the server stores, taken from a larger mapping. If a learned default is missing, it
+        is the leaf of the same path, or the mean over the rows of that leaf's table (users' rows, after
+        FedAvg)."""
         leaves = {}
         for path in self.server_paths:
             leaf = path.removeprefix(DEFAULT)
@@ -223,8 +228,9 @@ class Partition:
         return leaves
 
     def split(self, params: Params) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(what the server stores, what a client keeps): keyed leaves rows first, twins and learned
-        defaults on both sides of the cut where they belong."""
+        """Split a model's tree into (what the server stores, what a client keeps). Keyed leaves have their
+        rows first. A twin is in both parts. A learned default is in the server's part, and its local leaf in
+        the client's."""
         server, own = {}, {}
         for path, leaf in tree.flatten(params).items():
             role = self.roles[path]
@@ -239,7 +245,8 @@ class Partition:
         return server, own
 
     def merge(self, server: Mapping[str, Any], own: Mapping[str, Any]) -> Params:
-        """The model's tree from server leaves (whole or sliced) and the client's own; inverse of `split`."""
+        """The model's tree from the server's leaves (whole or sliced) and the client's own. The inverse of
+        `split`."""
         return tree.unflatten(self.treedef, self.paths, {p: self._leaf(p, server, own) for p in self.paths})
 
     def _leaf(self, path: str, server: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
@@ -254,9 +261,9 @@ class Partition:
         return server[path]
 
     def describe(self, keys_per_client: Mapping[str, float] | None = None) -> list[Description]:
-        """Path, shape, role and bytes per client and round of every leaf.
+        """Path, shape, role, and bytes per client and round of every leaf.
 
-        `keys_per_client` is the mean number of keys of a client by space (default: all of them).
+        `keys_per_client` is the mean number of keys of a client, by space (default: all keys).
         """
         keys_per_client = keys_per_client or {}
         lines = []
@@ -273,14 +280,14 @@ class Partition:
         return lines
 
     def row_bytes(self, path: str) -> int:
-        """Bytes that a client is sent for one key of a keyed leaf."""
+        """Bytes that are sent to a client for one key of a keyed leaf."""
         role, leaf = self.roles[path], self.shapes[path]
         rows = jax.eval_shape(lambda x: to_rows(role, x), leaf)
         return role.psi.row_bytes(rows.shape[1:], leaf.dtype)
 
 
 def with_psi(partition: Partition, psi: Psi) -> Partition:
-    """The same, but all keyed leaves travel as this psi makes them."""
+    """The same partition, with this psi for all keyed leaves."""
     encode = lambda role: replace(role, psi=psi) if role.kind == "keyed" else role
     return replace(partition, roles={path: encode(role) for path, role in partition.roles.items()})
 
@@ -297,7 +304,7 @@ def to_rows(role: Role, leaf: Any) -> Any:
 
 
 def from_rows(role: Role, rows: Any) -> Any:
-    """Some rows as the leaf that a model sees; inverse of `to_rows`."""
+    """Rows as the leaf that a model sees. The inverse of `to_rows`."""
     if role.block > 1:
         rows = jnp.swapaxes(rows, 0, 1) if role.interleaved else rows
         rows = rows.reshape(-1, *rows.shape[2:])
@@ -305,7 +312,7 @@ def from_rows(role: Role, rows: Any) -> Any:
 
 
 def neutral_twin(role: Role, leaf: Any) -> Any:
-    """The twin that changes nothing: zero when added, the shared value itself when averaged."""
+    """The twin that changes nothing: zero for "add", the shared value itself for "average"."""
     return jnp.zeros_like(leaf) if role.twin == "add" else leaf
 
 
@@ -317,12 +324,15 @@ def partition(
     Args:
         model: The model.
         rules: {pattern of paths: role}. Patterns are shell-style ("item/*"). Leaves that no rule matches are
-            shared. A rule that matches nothing, or a leaf that two rules match, is an error.
+            shared. A rule that matches nothing is an error, and so is a leaf that two rules match.
         columns: {key space: columns of the examples that hold its keys}; by default the column of the same
             name.
 
     Returns:
         The partition. Its `describe()` lists path, shape, role and bytes of every leaf.
+
+    Raises:
+        UserError: The rules or the columns do not fit the model.
     """
     shapes_tree = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))  # neither starts JAX
     shapes = tree.flatten(shapes_tree)

@@ -1,7 +1,7 @@
 """The select function psi: what a client is sent for a key (Federated Select, eq. 4 and section 4).
 
-A key owns a row of every leaf of its space. `take` sends the row itself; the others send less and are decoded
-by the client. What the client trains on, and what its update is measured from, is the decoded row.
+A key owns a row of every leaf of its space. `take` sends the row itself. The others send fewer bytes, which
+the client decodes. The client trains the decoded row, and its update is the change from the decoded row.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import numpy as np
 
 
 class Psi(NamedTuple):
-    """encode: rows [r, ...] -> what travels, arrays [r, ...] by name; decode: back to rows of a dtype;
-    bound: rows -> the most by which any entry of a row may be off [r]."""
+    """How rows are sent.
+
+    encode: rows [r, ...] -> what is sent, arrays [r, ...] by name
+    decode: (what was sent, dtype) -> rows of this dtype
+    bound:  rows -> the largest error of any entry, for each row [r]
+    """
 
     name: str
     encode: Callable[[Any], Mapping[str, Any]]
@@ -23,11 +27,11 @@ class Psi(NamedTuple):
     bound: Callable[[Any], Any]
 
     def received(self, rows: Any) -> Any:
-        """Rows as a client sees them."""
+        """Rows as a client sees them, after encoding and decoding."""
         return rows if self is take else self.decode(self.encode(rows), rows.dtype)
 
     def row_bytes(self, shape: tuple[int, ...], dtype: Any) -> int:
-        """Bytes that travel for one row of this shape."""
+        """Bytes that are sent for one row of this shape."""
         parts = self.encode(jnp.zeros((1, *shape), dtype))
         return sum(int(np.prod(part.shape)) * part.dtype.itemsize for part in parts.values())
 

@@ -1,7 +1,7 @@
 """A softmax over more classes than a step should score (Federated Select, section 4.1.1).
 
-A client's softmax is over the classes of its slice. Where that slice is large, a step may score a few of them
-instead: the target, and some others drawn at random that stand for all others.
+A client's softmax is over the classes of its slice. If the slice is large, a step may score only a few
+classes: the target, and some randomly drawn classes that represent all others.
 """
 
 from __future__ import annotations
@@ -22,24 +22,26 @@ def sampled_softmax(
     num_sampled: int,
     rng: jax.Array,
 ) -> jax.Array:
-    """Losses log Z - score of the target, Z estimated: [..., d], [n, d], [n], [...] -> [...]; 0 for target -1.
+    """The losses log Z - score of the target, with an estimate of Z. Shapes: [..., d], [n, d], [n], [...] ->
+    [...]. The loss is 0 for target -1.
 
-    For every target, `num_sampled` others are drawn uniformly and without replacement among the classes that
-    are held (bias above `NOTHING` / 2), and
+    For every target, `num_sampled` other classes are drawn uniformly and without replacement from the classes
+    that the client holds (bias above `NOTHING` / 2). Then
 
-        Z = exp(score of the target) + (held - 1) / num_sampled * sum of exp(score) over the sampled,
+        Z = exp(score of the target) + (held - 1) / num_sampled * sum of exp(score) over the sampled.
 
-    which is right in the mean (log Z is then a little too small in the mean; the more samples, the less). The
-    factor is the usual correction of a score by the logarithm of how often its class is expected; the target
-    is always there and needs none. With as many samples as there are others this is the softmax.
+    The mean of this estimate is right. (The mean of log Z is a little too small; the error is smaller with
+    more samples.) The factor is the usual correction of a score by the logarithm of the expected count of its
+    class. The target is always included and needs no correction. If all other classes are sampled, this is
+    the softmax.
 
-    One draw of num_sampled + 1 classes serves all targets: each leaves itself out or, if it is not among them, the
-    last one, so what remains is as good as drawn for it alone.
+    One draw of num_sampled + 1 classes is used for all targets. Each target leaves out itself or, if it was
+    not drawn, the last class. What remains is distributed as if it were drawn for this target alone.
     """
     if num_sampled < 1:
         raise UserError(f"a sampled softmax needs at least one sample, not {num_sampled}")
     held = out_bias > NOTHING / 2
-    place = jnp.where(held, jax.random.uniform(rng, held.shape), -1.0)  # by row: padding changes no draw
+    place = jnp.where(held, jax.random.uniform(rng, held.shape), -1.0)  # per row, so padding changes no draw
     size = min(num_sampled + 1, len(out_bias))
     drawn = jax.lax.top_k(place, size)[1]
     num_drawn = jnp.minimum(held.sum(), size)

@@ -1,8 +1,9 @@
-"""A model is pure functions over a pytree of parameters; nothing here knows of clients.
+"""A model is a set of pure functions over a pytree of parameters. Nothing here knows of clients.
 
-`predict` and `loss` see a *batch*: a dict of arrays whose first axis is the example. The loss is a value for
-every example, never a mean: the caller masks padding and divides once, so that a mean of batch means cannot
-happen. Metrics are sums in the same way, finished (a square root, say) after everything has been added up.
+`predict` and `loss` see a *batch*: a dict of arrays whose first axis is the example. The loss is one value
+per example, never a mean. The caller masks padding and divides once, so that a mean of batch means cannot
+happen. Metrics are sums in the same way. They are finished (for example by a square root) after everything
+has been added up.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from partwise.types import Params, UserError
 
 Batch = dict[str, jax.Array]
 FUSED_EXAMPLES = 32  # largest batch whose gradient `bag` writes as a sum over examples
-UNROLLED = 10  # ids that `bag` adds up in one go
+UNROLLED = 10  # ids that `bag` adds up in one step of its loop
 
 
 class Metric(NamedTuple):
-    """A value per example, averaged over everything that was evaluated, then finished.
+    """A value per example. The metric is the mean over all evaluated examples, changed by `finish`.
 
     Attributes:
         values: (outputs, batch) -> [B].
-        finish: From the mean to the metric: a square root, say.
-        higher_is_better: Which way is better.
-        weight: batch -> [B], what an example counts (the tags that a recall is of); by default the model's
-            weight. A value is then a sum over what the weight counts.
+        finish: Turns the mean into the metric, for example by a square root.
+        higher_is_better: Whether larger values are better.
+        weight: batch -> [B], the weight of an example (for a recall: its number of tags); by default the
+            model's weight. With a weight, a value is the sum over what the weight counts.
     """
 
     values: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
@@ -40,9 +41,10 @@ class Metric(NamedTuple):
 
 
 class Pooled(NamedTuple):
-    """A metric of the scores and labels of all evaluated examples together, which no mean of values can tell.
+    """A metric of the scores and labels of all evaluated examples together. No mean of per-example values can
+    give it.
 
-    `finish` runs on the host; it may raise `metrics.UndefinedError`, with the reason.
+    `finish` runs on the host. It may raise `metrics.UndefinedError` with the reason.
     """
 
     scores: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
@@ -54,12 +56,13 @@ class Pooled(NamedTuple):
 def auc(
     label: str, scores: Callable[[jax.Array, Batch], jax.Array] = lambda outputs, batch: outputs
 ) -> Pooled:
-    """The area under the ROC curve of the scores, against the column `label` (above 0: positive)."""
+    """The area under the ROC curve of the scores. The labels are the column `label`; values above 0 are
+    positive."""
     return Pooled(scores, lambda batch: batch[label], area_under_curve)
 
 
 def one_per_example(batch: Batch) -> jax.Array:
-    """The weight of plain examples."""
+    """The default weight: 1 for every example."""
     return jnp.ones(next(iter(batch.values())).shape[0], jnp.float32)
 
 
@@ -71,10 +74,10 @@ class Model(NamedTuple):
         predict: (parameters, batch, rng) -> outputs, whose first axis is the example.
         loss: (outputs, batch) -> [B], the loss of every example (a sum over its tokens, if it has several).
         metrics: {name: Metric or Pooled}; the first is the one shown while training.
-        weight: batch -> [B], what an example counts in a mean and in a client's weight (1, or its tokens).
-        train_loss: (parameters, batch, rng) -> [B], what steps minimise where the loss of what is predicted
-            is too dear for them (a sampled softmax, say); evaluation goes by `predict` and `loss` all the
-            same.
+        weight: batch -> [B], the weight of an example in a mean and in a client's weight (1, or its number of
+            tokens).
+        train_loss: (parameters, batch, rng) -> [B], what steps minimise if the loss of the predictions is too
+            expensive for them (for example a sampled softmax). Evaluation always uses `predict` and `loss`.
     """
 
     init: Callable[[jax.Array], Params]
@@ -97,7 +100,7 @@ RESERVED = (
 
 
 def check_metrics(model: Model) -> None:
-    """Raise if a metric is none, or has a name under which an evaluation tells something else."""
+    """Raise `UserError` if a metric has the wrong type, or a name that an evaluation uses for something else."""
     for name, metric in model.metrics.items():
         if not isinstance(metric, Metric | Pooled):
             raise UserError(
@@ -118,7 +121,7 @@ def training_losses(
     rng: jax.Array,
     scored: Callable[[Any], Any] = lambda outputs: outputs,
 ) -> jax.Array:
-    """[B], what a step minimises; `scored` is what is done to the outputs before their loss."""
+    """The losses [B] that a step minimises. `scored` is applied to the outputs before the loss."""
     if model.train_loss is not None:
         losses = model.train_loss(params, batch, rng)
     else:
@@ -127,7 +130,7 @@ def training_losses(
 
 
 def one_for_each(losses: jax.Array, batch: Batch) -> jax.Array:
-    """The losses themselves, if there is one for every example."""
+    """Return the losses. Raises `UserError` if there is not one floating-point number per example."""
     size = next(iter(batch.values())).shape[0]
     if jnp.shape(losses) != (size,):
         raise UserError(
@@ -149,22 +152,22 @@ def squared_error(outputs: jax.Array, batch: Batch, target: str) -> jax.Array:
 
 
 def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of a table by id; zeros where the id is -1: nothing, or outside the client's slice."""
+    """Rows of a table by id; zeros where the id is -1 (no id, or an id outside the client's slice)."""
     rows = table[jnp.maximum(ids, 0)]
     return jnp.where((ids >= 0).reshape(*ids.shape, *[1] * (rows.ndim - ids.ndim)), rows, 0)
 
 
 def indicators(ids: jax.Array, size: int) -> jax.Array:
-    """[B, L] ids as [B, size]: how often each occurs; -1 is nothing."""
+    """[B, L] ids as [B, size]: how often each id occurs. The id -1 is ignored."""
     rows = jnp.arange(ids.shape[0])[:, None]
     return jnp.zeros((ids.shape[0], size)).at[rows, jnp.where(ids >= 0, ids, size)].add(1.0, mode="drop")
 
 
 @jax.custom_vjp
 def bag(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """The sum of the rows of every example's ids: [n, d] and [B, L] -> [B, d]; -1 is nothing.
+    """The sum of the rows of every example's ids: [n, d] and [B, L] -> [B, d]. The id -1 is ignored.
 
-    It equals `lookup(table, ids).sum(1)`, without the rows of all ids at once, and has a gradient that is one
+    It equals `lookup(table, ids).sum(1)`, but does not hold the rows of all ids at once. Its gradient is one
     matrix product.
     """
     last = jnp.max(jnp.where(ids >= 0, jnp.arange(1, ids.shape[1] + 1), 0), initial=0)  # most bags are short
@@ -192,8 +195,8 @@ def _bag_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, None]:
 
 
 def _sum_of_products(occurs: jax.Array, gradient: jax.Array) -> jax.Array:
-    """`occurs.T @ gradient` example by example: XLA fuses sums into the step that adds them to the table, which
-    saves a pass over memory; it does not fuse a matrix product."""
+    """`occurs.T @ gradient`, example by example. XLA fuses sums into the step that adds them to the table,
+    which saves a pass over memory. It does not fuse a matrix product."""
     if len(occurs) > FUSED_EXAMPLES:
         return (gradient.T @ occurs).T
     total = jnp.zeros((), gradient.dtype)

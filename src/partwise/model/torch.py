@@ -1,8 +1,8 @@
 """A PyTorch module as a partwise model: torchax runs the module's own code on JAX arrays.
 
-Parameters and floating-point buffers are leaves, by their names with slashes (`embed/weight`). Random numbers come
-from the step. torchax does not write running statistics back, so those of batches are read where they are made, at
-the input of the layers that normalise.
+Parameters and floating-point buffers are leaves, by their names with slashes (`embed/weight`). Random numbers
+come from the step. torchax does not write running statistics back. So the statistics of batches are computed
+from the input of the normalisation layers.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ def torch_model(
     weight: Callable[[Batch], jax.Array] = one_per_example,
     statistics: Statistics = "batch",
 ) -> Model:
-    """A model from a PyTorch module, by torchax.
+    """A model from a PyTorch module, with torchax.
 
     Args:
-        module: A `torch.nn.Module`, whose values are where training begins, whatever the seed of the run.
-        loss: (outputs, batch) -> one value for every example, of JAX arrays.
-        metrics: {name: metric}, of JAX arrays.
-        inputs: What the module is called with: a column, several, or a function of the batch (default: the
-            batch, a dict of tensors).
-        weight: batch -> what each example counts.
-        statistics: Of the batch in training ("batch"), or the module's own and these never moved ("fixed").
+        module: A `torch.nn.Module`. Its values are the initial values of training, for every seed of the run.
+        loss: (outputs, batch) -> one value for every example, on JAX arrays.
+        metrics: {name: metric}, on JAX arrays.
+        inputs: What the module is called with: a column, several columns, or a function of the batch
+            (default: the batch, a dict of tensors).
+        weight: batch -> the weight of each example.
+        statistics: In training, use the statistics of the batch ("batch"), or the module's own, which then
+            never change ("fixed").
 
     Returns:
         A model. Tables may be cut: PyTorch takes sizes from the arrays.
@@ -112,8 +113,8 @@ def _check_module(module: Any, loss: Any) -> None:
 
 @contextmanager
 def _normalising(module: Any, by_batch: bool) -> Iterator[dict[str, Any]]:
-    """Layers that normalise by batches see the statistics of theirs, which are collected by path; or else they use
-    their own."""
+    """With `by_batch`, batch normalisation layers use the statistics of the batch, which are collected by
+    path. Otherwise they use their own."""
     seen: dict[str, Any] = {}
 
     def collect(path: str) -> Callable[[Any, Any], None]:
@@ -140,8 +141,8 @@ def _normalising(module: Any, by_batch: bool) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _operators_named() -> Iterator[None]:
-    """Up to 0.0.13 torchax names operators on named tensors, which PyTorch 2.13 no longer has; it never calls them,
-    so while it is imported a name will do."""
+    """A workaround for importing torchax. Up to 0.0.13, torchax names operators on named tensors, which
+    PyTorch 2.13 no longer has. It never calls them, so during the import a name is enough."""
     packet: Any = torch._ops.OpOverloadPacket
     find = packet.__getattr__
 
@@ -173,6 +174,7 @@ def _import_torchax() -> Any:
 
 @functools.cache
 def _environment() -> Any:
-    """torchax's. It makes a key, which starts JAX, so it is asked for when the module is first called."""
+    """The environment of torchax. It makes a random key, which starts JAX. So it is made when the module is
+    first called."""
     with _operators_named(), jax.ensure_compile_time_eval():
         return _import_torchax().default_env()
