@@ -1,4 +1,5 @@
-"""What runs rounds: the compiled cohort (`loop.Simulation`) or the plain loop (`plain.PlainSimulation`)."""
+"""The interface of what runs rounds: the compiled cohort (`loop.Simulation`) or the plain loop
+(`plain.PlainSimulation`)."""
 
 from __future__ import annotations
 
@@ -16,26 +17,28 @@ class Backend(Protocol):
     """A population, an algorithm and its state."""
 
     algorithm: Algorithm
-    lanes: int  # clients side by side on a device
-    round: int  # rounds that are done
+    lanes: int  # clients that run side by side on a device
+    round: int  # number of rounds that are done
     state: ServerState
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
-        """Run that many rounds; yields records as they come, with `state` and `round` up to date."""
+        """Run this many rounds. Yields lists of records as rounds are done; `state` and `round` are then up
+        to date."""
         ...
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
-        """Begin anew with another seed, and perhaps other rates."""
+        """Start again with another seed, and with other rates if they are given."""
         ...
 
     def snapshot(self) -> Any:
-        """All that the next round depends on, to be saved; `resume` takes it back."""
+        """Everything that the next round depends on, to be saved and given to `resume`."""
         ...
 
     def resume(self, saved: Any, round_number: int) -> None:
-        """Go on from a snapshot taken after that many rounds."""
+        """Continue from a snapshot that was taken after this many rounds."""
         ...
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What these clients are judged with [clients, ...]: what they keep, zeros of who never took part."""
+        """What these clients keep and are evaluated with [clients, ...]; zeros for clients that never took
+        part."""
         ...

@@ -1,4 +1,4 @@
-"""Seconds that JAX spent compiling, so that a round's time can be told without them."""
+"""The seconds that JAX spent compiling, so that they can be subtracted from a round's time."""
 
 from __future__ import annotations
 

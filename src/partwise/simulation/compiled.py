@@ -1,8 +1,8 @@
 """A compiled round: a cohort in lanes and chunks over the devices, one sum, one server step.
 
-The only place that knows the client axis. Lanes are clients side by side under `vmap`; chunks follow one
-another and add to one total, so memory grows with lanes, not with the cohort; devices hold different chunks
-and meet in one `psum`. Many rounds run in one compiled call.
+This is the only place that knows the client axis. Lanes are clients that run side by side under `vmap`.
+Chunks run one after another and add to one total, so memory grows with the lanes, not with the cohort. Each
+device works on its own chunks, and one `psum` adds their totals. Many rounds run in one compiled call.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
 class Outcome(NamedTuple):
-    """What a round tells people. Arrays over the slots say what became of each client."""
+    """The result of a round, for records. Arrays over the slots say what happened to each client."""
 
-    clients: jax.Array  # with a weight
+    clients: jax.Array  # number of clients with a weight above 0
     weight: jax.Array
     loss: Sums
-    finite: jax.Array  # whether the server's parameters still are
-    used: jax.Array  # [chunks, lanes] per device: took part with a weight
-    broken: jax.Array  # [chunks, lanes]: a non-finite update, dropped
+    finite: jax.Array  # whether the server's parameters are still finite
+    used: jax.Array  # [chunks, lanes] per device: the client took part with a weight above 0
+    broken: jax.Array  # [chunks, lanes]: the update was not finite and was dropped
     keep: Mapping[str, jax.Array]  # [chunks, lanes, ...]: what the clients keep until their next round
 
 
 class Chunk(NamedTuple):
-    """The part of a plan that one chunk of lanes works on."""
+    """The part of a plan for one chunk of lanes."""
 
     slots: Slots
     longest: jax.Array
@@ -52,8 +52,8 @@ class Chunk(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """What the clients of a chunk returned; leaves have a leading lane axis, but those of the shelf and
-    `most_keys`."""
+    """What the clients of a chunk returned. Leaves have a leading lane axis, except the arrays of the shelf
+    and `most_keys`."""
 
     sent: Contribution
     keys: Mapping[str, Keys]
@@ -65,14 +65,14 @@ class Shared(NamedTuple):
 
     received: Received
     shelf: Shelf
-    rng: jax.Array  # the round's
+    rng: jax.Array  # the round's randomness
     capacities: Mapping[str, int]  # room for keys, by space
     choose: Mapping[str, Choice]
 
 
 def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.Array) -> Client:
-    """The client of one lane; `longest` is the size of the largest client in the chunk. Its randomness depends on
-    the round and on its own number, never on its place."""
+    """The client of one lane. `longest` is the size of the largest client in the chunk. The client's
+    randomness depends on the round and on its own number, never on its lane."""
     shelf = shared.shelf
     examples = Examples(
         columns=shelf.columns,
@@ -93,7 +93,7 @@ def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.
 
 
 def over_lanes(lane: Callable[..., Any], slots: Slots, *same: Any) -> Any:
-    """A function of one slot for all lanes. A single lane is not batched: XLA then has plain matrix
+    """Apply a function of one slot to all lanes. A single lane is not batched, so that XLA uses plain matrix
     products."""
     if slots.client.shape[0] > 1:
         return jax.vmap(lane, in_axes=(0, *[None] * len(same)))(slots, *same)
@@ -102,7 +102,7 @@ def over_lanes(lane: Callable[..., Any], slots: Slots, *same: Any) -> Any:
 
 
 def lane_keys(shared: Shared, slot: Slots) -> dict[str, Keys]:
-    """The keys of one lane (or, with a lane axis in the slots, of all)."""
+    """The keys of one lane (or of all lanes, if the slots have a lane axis)."""
     return {
         space: Keys(
             rows=None if choice.name == "all" else shared.shelf.keys[space],
@@ -118,7 +118,7 @@ def lane_keys(shared: Shared, slot: Slots) -> dict[str, Keys]:
 
 
 def _add_lanes(total: Total, lanes: Lanes, partition: Partition) -> Total:
-    """`add` for all lanes at once, without those that are not valid."""
+    """`add` for all lanes at once, without the contributions that are not valid."""
     sent = lanes.sent
 
     def plus(summed: jax.Array, parts: jax.Array) -> jax.Array:
@@ -144,8 +144,8 @@ def _on_keys(weights: jax.Array, keys: Keys) -> jax.Array:
 
 
 def _scatter_lanes(summed: jax.Array, lanes: Lanes, space: str, change: jax.Array) -> jax.Array:
-    """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the most keys of a lane;
-    those of a lane that is not valid have nowhere to go."""
+    """Add every lane's rows [lanes, capacity, ...] to the table, block by block up to the largest number of
+    keys of a lane. Rows of a lane that is not valid are ignored."""
     keys = lanes.keys[space]
     count = jnp.where(lanes.sent.valid, keys.count, 0)
     size = keys.capacity if keys.capacity % KEY_BLOCK else KEY_BLOCK
@@ -174,8 +174,11 @@ def one_round(
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
 ) -> tuple[ServerState, Outcome]:
-    """FedRecon's Algorithm 1, one turn of the server's loop, on this device's share of the cohort. Chunks
-    work in `rooms` (capacities by key space, the largest first) that their clients' keys fit."""
+    """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort.
+
+    `rooms` are capacities by key space, the largest first. Each chunk works with the room that `plan.ends`
+    gives it, in which its clients' keys fit.
+    """
     received = receive(algorithm.partition, state.params)
     aggregator = algorithm.aggregator
 
@@ -206,8 +209,8 @@ def one_round(
 
 
 def _nothing_yet(plan: Plan) -> Outcome:
-    """Room for the outcomes of all rounds of a plan. `eval_shape` could tell their shapes, but it would trace the
-    round a second time."""
+    """Empty arrays for the outcomes of all rounds of a plan. `eval_shape` could find their shapes, but it
+    would trace the round a second time."""
     number = jnp.zeros(plan.longest.shape[0])
     slots = jnp.zeros(plan.slots.count.shape, bool)
     keep = {path: jnp.zeros_like(kept) for path, kept in plan.slots.kept.items()}
@@ -223,11 +226,14 @@ def _nothing_yet(plan: Plan) -> Outcome:
 
 
 def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False) -> Any:
-    """A jitted `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
+    """A jitted function `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
-    It runs `num_rounds` rounds, from number `first` on, of a plan that may hold more: how many is a value, so
-    one program serves every call, and how rounds are cut into calls cannot change a bit of the result.
-    With `sweep`, rates, state, plan slots and rng have a leading axis of runs, all computed side by side.
+    It runs `num_rounds` rounds, starting with number `first`. The plan may hold more rounds. The number of
+    rounds is a value, so one program is used for every call. How rounds are divided into calls does not
+    change any bit of the result.
+
+    With `sweep`, rates, state, plan slots and rng have a leading axis of runs. All runs are computed side by
+    side.
     """
 
     def rounds(rates, state, shelf, plan, rng, first, num_rounds):

@@ -1,4 +1,4 @@
-"""Evaluation of many clients at once: the compiled twin of one client's `evaluate`."""
+"""Evaluation of many clients at once: the compiled counterpart of one client's `evaluate`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ from partwise.types import UserError
 
 LANES = 32
 CLIENTS_PER_CALL = 8192
-KEPT_BYTES = 1 << 28  # of all clients of a call together, at most
+KEPT_BYTES = 1 << 28  # limit for what all clients of a call keep, together
 
-# Ids -> what those clients keep: `Simulation.kept_of`.
+# Client ids -> what these clients keep: `Simulation.kept_of`.
 KeptOf = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 class Evaluator:
-    """Evaluates a store's clients; keeps the data and the compiled program for the next time.
+    """Evaluates the clients of a store. It keeps the data and the compiled program for the next evaluation.
 
-    `others` are stores that will be evaluated too, through `of`: one program is made that fits them all.
+    `others` are stores that will be evaluated later, through `of`. The program is made large enough for all
+    of them.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Evaluator:
         self._staged: tuple[Any, stage.Plan] | None = None
 
     def of(self, store: ClientStore) -> Evaluator:
-        """The same evaluation of other clients, with the same program if they fit into it, as `others` do."""
+        """An evaluator for other clients. It uses the same program if they fit into it, as the `others` do."""
         if not self._fits(store):
             return Evaluator(self.build, self.rates, store, seed=self.seed)
         other = copy.copy(self)
@@ -71,7 +72,7 @@ class Evaluator:
         return other
 
     def _fits(self, store: ClientStore) -> bool:
-        """Whether there is room for the largest of these clients and for its keys."""
+        """Whether the program has room for the largest of these clients and for its keys."""
         needed = stage.capacities_of(store, self.algorithm.partition, self._choose)
         room = all(needed[space] <= self._capacities[space] for space in needed)
         return room and store.counts.max(initial=1) <= self._most
@@ -82,7 +83,7 @@ class Evaluator:
         rates: Mapping[str, float] | None = None,
         kept: KeptOf | None = None,
     ) -> dict[str, Sums]:
-        """Every metric that is a mean, of every client, as sums [clients], in the store's order."""
+        """The sums [clients] of every metric that is a mean, in the store's order."""
         return self.measure(params, rates, kept)[0]
 
     def measure(
@@ -91,10 +92,13 @@ class Evaluator:
         rates: Mapping[str, float] | None = None,
         kept: KeptOf | None = None,
     ) -> tuple[dict[str, Sums], dict[str, Pairs]]:
-        """Sums [clients] in the store's order, and the pairs [examples] of pooled metrics in no order.
+        """Sums [clients] in the store's order, and the pairs [examples] of pooled metrics in no particular
+        order.
 
-        `params` may have leaves that are not needed; `rates` replace those that were given before; `kept` is
-        asked for what clients keep, by their ids, where the algorithm judges them with it.
+        Args:
+            params: The server's leaves. Leaves that are not needed are ignored.
+            rates: Replace the rates that were given before.
+            kept: Called with client ids if the algorithm evaluates clients with what they keep.
         """
         values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
         needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
@@ -122,17 +126,17 @@ class Evaluator:
         rates: Mapping[str, float] | None = None,
         kept: KeptOf | None = None,
     ) -> dict[str, Any]:
-        """Metrics pooled over examples, and mean and percentiles over clients."""
+        """Metrics pooled over examples, and their mean and percentiles over clients."""
         return summarize(self.algorithm.model, *self.measure(params, rates, kept))
 
     def _clients_per_call(self) -> int:
-        """Fewer than usual where what they keep would not fit."""
+        """The number of clients in a call; smaller if what they keep would not fit."""
         shapes = [kept_shape(self.algorithm, path) for path in self.algorithm.judged_with]
         each = sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
         return min(CLIENTS_PER_CALL, max(KEPT_BYTES // max(each, 1), 1))
 
     def _with_kept(self, plan: stage.Plan, first: int, kept: KeptOf | None) -> stage.Plan:
-        """The plan of a block with what its clients keep, where they are judged with it."""
+        """The plan of a block with what its clients keep, if they are evaluated with it."""
         if not self.algorithm.judged_with:
             return plan
         if kept is None:
@@ -141,7 +145,7 @@ class Evaluator:
                 "evaluate(simulation.state.params, kept=simulation.kept_of)"
             )
         found, slots = kept(self.store.client_ids[first : first + self._size]), plan.slots
-        nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # of client -1
+        nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # for client -1
         taken = {
             path: np.concatenate([found[path], nobody(found[path])])[slots.client]
             for path in self.algorithm.judged_with
@@ -149,7 +153,8 @@ class Evaluator:
         return plan._replace(slots=slots._replace(kept=taken))
 
     def _model_bytes(self) -> int:
-        """What a client works on, about: all but the tables of which it reads single rows."""
+        """An estimate of the memory that a client works on: all leaves except tables of which it reads single
+        rows."""
         partition = self.algorithm.partition
         looked_up = {
             path for s, paths in partition.spaces.items() if not partition.is_whole(s) for path in paths
@@ -158,7 +163,7 @@ class Evaluator:
         return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
 
     def _stage(self, first: int) -> tuple[Any, stage.Plan]:
-        """A block of clients, in arrays of the same shape for every block."""
+        """A block of clients, in arrays that have the same shape for every block."""
         if self._staged and self.store.num_clients <= self._size:
             return self._staged
         size, num_rows = self._size, self._num_rows
@@ -168,7 +173,7 @@ class Evaluator:
         cohort = np.full((1, size), -1)
         cohort[0, : len(positions)] = np.arange(len(positions))
         lanes = 1 if fills_a_core(self._model_bytes()) else min(LANES, -(-size // self.mesh.size))
-        if _pooled(self.algorithm.model):  # every lane has room for the largest client's pairs
+        if _pooled(self.algorithm.model):  # every lane needs room for the largest client's pairs
             lanes = min(lanes, max(2 * num_rows // self._most, 1))
         plan = stage.plan(population, cohort, self.mesh.size, lanes)
         plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
@@ -185,7 +190,7 @@ class Evaluator:
 
 
 def _largest_block(store: ClientStore, size: int) -> int:
-    """The most examples of any block of so many clients."""
+    """The largest number of examples in any block of `size` clients."""
     if not store.num_clients:
         return 1
     return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
@@ -196,7 +201,7 @@ def _pooled(model: Model) -> dict[str, Pooled]:
 
 
 def _joined(blocks: Sequence[Pairs]) -> Pairs:
-    """The pairs of all blocks; of none, none."""
+    """The pairs of all blocks together; empty if there are no blocks."""
     nothing = Pairs(np.zeros(0), np.zeros(0), np.zeros(0, bool))
     return Pairs(*(np.concatenate(parts) for parts in zip(nothing, *blocks, strict=True)))
 
@@ -204,7 +209,8 @@ def _joined(blocks: Sequence[Pairs]) -> Pairs:
 def _compile(
     build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice], most: int
 ) -> Any:
-    """`most` is the size of the largest client. Pairs of pooled metrics lie where their client's rows do."""
+    """Compile the evaluation of a block. `most` is the size of the largest client. Pairs of pooled metrics
+    are stored at the positions of their client's rows."""
 
     def on_device(
         rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
@@ -238,7 +244,8 @@ def _compile(
 
 
 def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:
-    """Put every lane's pairs [lanes, room] where its client's rows are, as far as the longest client goes."""
+    """Write every lane's pairs [lanes, room] to the positions of its client's rows, up to the size of the
+    largest client."""
 
     def block(i: jax.Array, pairs: Pairs) -> Pairs:
         part = Pairs(*(jax.lax.dynamic_slice_in_dim(x, i * BATCH, BATCH, axis=1) for x in fresh))
@@ -250,7 +257,7 @@ def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:
 
 
 def summarize(model: Model, sums: Mapping[str, Sums], pairs: Mapping[str, Pairs]) -> dict[str, Any]:
-    """What is told of an evaluation; a metric without a value is None, and `undefined` says why."""
+    """The results of an evaluation. A metric without a value is None, and `undefined` gives the reason."""
     names = (*model.metrics, "loss")
     pooled = _pooled(model)
     finish = {name: metric.finish for name, metric in model.metrics.items() if isinstance(metric, Metric)}

@@ -1,9 +1,9 @@
-"""What clients keep from round to round (SCAFFOLD's control variates, say), for algorithms that have them keep
-anything: one host array per leaf, so that neither the devices nor the server hold it.
+"""What clients keep from round to round (for example SCAFFOLD's control variates), for algorithms with
+`keeps`. There is one host array per leaf, so that neither the devices nor the server hold it.
 
-Of a shared or local leaf a client keeps one array like it; of a keyed leaf, rows of its own keys, one client's
-after the other's; under a name that is no leaf, a number. Who never took part has
-zeros, which take no memory until they are written.
+For a shared or local leaf, a client keeps one array of the same shape. For a keyed leaf, it keeps the rows of
+its own keys; the rows of all clients are stored one client after the other. For a name that is not a leaf, it
+keeps a number. A client that never took part has zeros. They take no memory until they are written.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ class Kept:
     def take(
         self, clients: np.ndarray, capacities: Mapping[str, int], paths: Iterable[str] | None = None
     ) -> dict[str, np.ndarray]:
-        """What these clients keep [..., leaf] (of some paths), of a keyed leaf so many rows, zeros past the last
-        (-1: nobody)."""
+        """What these clients keep [..., leaf], for all paths or for `paths`. Client -1 means no client.
+
+        For a keyed leaf, the result has `capacities[path]` rows, with zeros after the client's last key.
+        """
         taken = {}
         for path in self.arrays if paths is None else paths:
             array = self.arrays[path]
@@ -64,7 +66,7 @@ class Kept:
         return taken
 
     def put(self, clients: np.ndarray, values: Mapping[str, Any]) -> None:
-        """Keep these values, shaped as `take` gives them, of the clients that are not -1."""
+        """Store these values, shaped as in the result of `take`. Clients that are -1 are ignored."""
         for path, array in self.arrays.items():
             found = np.asarray(values[path])
             if path not in self._starts:
@@ -74,7 +76,7 @@ class Kept:
             array[rows[real]] = found[real]
 
     def _rows(self, path: str, clients: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-        """[..., capacity]: where the rows of each client lie, and which of them there are."""
+        """The position of each client's rows [..., capacity], and which of them exist."""
         at = np.maximum(clients, 0)[..., None]
         number = np.arange(capacity)
         real = (clients[..., None] >= 0) & (number < self._counts[path][at])

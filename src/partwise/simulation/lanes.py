@@ -1,10 +1,10 @@
-"""How many clients run side by side: measured, because it depends on the model and on the machine.
+"""How many clients run side by side. This is measured, because it depends on the model and on the machine.
 
-One lane is best for dense layers on a CPU, a dozen for small models there, all of them on a GPU. A measurement
-costs a compilation, so it is made only for runs that are long enough to earn it back. Its result is kept on disk,
-so that the same run on the same machine has the same lanes, and the same sums to the last bit; but only if the
-machine had nothing else to do meanwhile, because what was measured beside others' work says nothing of the next
-time. (A run that is recorded keeps its lanes in its own folder.)
+One lane is best for dense layers on a CPU, a dozen for small models on a CPU, and all clients on a GPU. A
+measurement costs a compilation, so it is made only for runs that are long enough to gain from it. The result
+is stored on disk, so that the same run on the same machine has the same lanes, and the same sums to the last
+bit. It is stored only if the machine was otherwise idle during the measurement, because a measurement beside
+other work says nothing about the next time. (A recorded run stores its lanes in its own folder.)
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from partwise.simulation.mesh import fills_a_core
 from partwise.types import UserError
 
 CPU_LANES = (8, 32, 2)  # the first is the default
-LARGE_CPU_LANES = (1, 4)  # for clients that fill a core's cache alone
+LARGE_CPU_LANES = (1, 4)  # for clients that are large enough to fill a core's cache
 ACCELERATOR_LANES = (4096, 512, 64)
 LONG_ROUND = 2  # seconds; a longer one is timed once
 WORTH_SECONDS = 30  # a run that will take longer than this is measured
-QUIET = 0.2  # of a core at most that others may use during a measurement
+QUIET = 0.2  # the largest part of a core that other processes may use during a measurement
 
 
 def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) -> Simulation:
-    """`make(lanes)` with the fastest number of lanes; `name` says all that the speed may depend on.
+    """`make(lanes)` with the fastest number of lanes. `name` must describe everything that the speed may
+    depend on.
 
-    Memory grows with lanes, so numbers for which there is not enough are passed over.
+    Memory grows with lanes. Numbers of lanes for which there is not enough memory are skipped.
     """
     remembered = _remembered(name)
     if remembered:
@@ -59,7 +60,8 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
 
 
 def _others() -> float:
-    """Seconds of CPU that other processes have used so far, on all cores; infinite where that is not told."""
+    """Seconds of CPU time that other processes have used so far, on all cores; infinite if the system does
+    not tell."""
     try:
         user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split()[1:9])
     except (OSError, ValueError):
@@ -69,7 +71,7 @@ def _others() -> float:
 
 
 def _memory() -> int:
-    """Bytes of memory of a device: its own, or its share of the machine's."""
+    """Bytes of memory of a device: its own, or its share of the machine's memory."""
     device = jax.devices()[0]
     statistics = device.memory_stats() if device.platform != "cpu" else None
     if statistics and "bytes_limit" in statistics:
@@ -78,7 +80,8 @@ def _memory() -> int:
 
 
 def _timed(simulation: Simulation) -> tuple[Simulation, float]:
-    """Seconds of a round, the best of three if it is short, on a simulation that is then as it was."""
+    """The simulation and the seconds of a round: the best of three if it is short. The simulation's state
+    does not change."""
     first = simulation.rehearse()
     return simulation, first if first > LONG_ROUND else min(simulation.rehearse() for _ in range(3))
 
@@ -90,7 +93,7 @@ def _file(name: str) -> Path:
 
 
 def _remembered(name: str) -> int | None:
-    """What was measured before; a file that is not as it was written is as good as none."""
+    """The lanes that were measured before. A missing or damaged file returns None."""
     try:
         lanes = load_json(_file(name))["lanes"]
     except (UserError, KeyError):
@@ -102,4 +105,4 @@ def _remember(name: str, lanes: int) -> None:
     try:
         save_json(_file(name), {"lanes": lanes})
     except UserError:
-        return  # no cache to write to: it will be measured again
+        return  # the cache cannot be written, so the lanes will be measured again

@@ -1,7 +1,7 @@
-"""Rounds on this machine's devices: cohorts are staged, run in compiled calls, and told as records.
+"""Rounds on this machine's devices: cohorts are staged, run in compiled calls, and returned as records.
 
-What a run is depends on its seed alone: the cohort on (seed, round), a client's randomness on (seed, round,
-client id). Lanes, devices and calls only change the order of additions.
+A run depends only on its seed. The cohort depends on (seed, round), and a client's randomness on (seed,
+round, client id). Lanes, devices and calls only change the order of additions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import everywhere, make_mesh
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
-STAGED_EXAMPLES = 1 << 22  # of all rounds of a call, where the population is not resident
+STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
 LANES = 8
 
 
@@ -77,7 +77,7 @@ class Simulation:
         self._population = known
         self._shelf: Any = jax.device_put(stage.shelve(known), everywhere(self.mesh)) if known else None
         rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, known)
-        keeps = bool(self.algorithm.keeps)  # that is brought and fetched with every call, in one size
+        keeps = bool(self.algorithm.keeps)  # what clients keep is moved with every call, in one size
         self._rooms = rooms[:1] if keeps else rooms
         self.rounds_per_call = 1 if keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
@@ -88,17 +88,17 @@ class Simulation:
     # Where the data lives
 
     def _populate(self) -> stage.Population:
-        """All clients with their keys."""
+        """All clients of the store with their keys."""
         return stage.populate(self.store, self.partition, self.algorithm.choose)
 
     def _new_kept(self) -> Kept | None:
-        """Nothing kept yet; None where nothing is ever kept."""
+        """Empty storage for what clients keep; None if the algorithm keeps nothing."""
         if not self.algorithm.keeps:
             return None
         return Kept(self.algorithm, self._population or self._populate())
 
     def _whole_tables(self) -> bool:
-        """Whether a round works on whole tables: they are small, or every row must be seen."""
+        """Whether a round works on whole tables, because they are small or because every row must be seen."""
         if sees_all_rows(self.algorithm):
             return True
         if self.algorithm.optimizer.rows == "asked":
@@ -112,14 +112,15 @@ class Simulation:
         )
 
     def _affordable(self, rounds_per_call: int) -> int:
-        """Fewer rounds a call where cohorts are brought along and so large that their examples would not fit."""
+        """The number of rounds per call. It is smaller if the data is not resident and the cohorts' examples
+        would not fit."""
         if self.resident:
             return rounds_per_call
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
     def lane_bytes(self) -> int:
-        """Memory that one more lane takes, about: its update, its gradient and what lies between."""
+        """An estimate of the memory for one more lane: its update, its gradient and the values in between."""
         size, capacities = 1, self._rooms[0]
         for path, leaf in self.state.params.items():
             keyed = path in self.partition.of("keyed")
@@ -130,7 +131,8 @@ class Simulation:
     # Running
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
-        """Run that many rounds; yields the records of every compiled call, with `state` and `round` up to date."""
+        """Run this many rounds. Yields the records of every compiled call; `state` and `round` are then up to
+        date."""
         starts = range(self.round, self.round + num_rounds, self.rounds_per_call)
         bounds = [(first, min(first + self.rounds_per_call, starts.stop)) for first in starts]
         self._place()
@@ -143,41 +145,44 @@ class Simulation:
                 yield self._execute(call, bounds[number][1])
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
-        """Begin anew with another seed, and perhaps other rates, in the same compiled program."""
+        """Start again with another seed, and with other rates if they are given, in the same compiled
+        program."""
         self.seed, self.round = seed, 0
         self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
         self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
         self.kept = self._new_kept()
 
     def snapshot(self) -> Any:
-        """All that the next round depends on, to be saved; `resume` takes it back."""
+        """Everything that the next round depends on, to be saved and given to `resume`."""
         return self.state, self.kept.arrays if self.kept else {}
 
     def resume(self, saved: Any, round_number: int) -> None:
-        """Go on from a snapshot taken after that many rounds."""
+        """Continue from a snapshot that was taken after this many rounds."""
         (self.state, arrays), self.round = saved, round_number
         if self.kept:
             self.kept.arrays = arrays
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """What these clients are judged with [clients, ...]: what they keep, zeros of who never took part."""
+        """What these clients keep and are evaluated with [clients, ...]; zeros for clients that never took
+        part."""
         clients = self.store.places(client_ids)
         return self.kept.take(clients, {}, self.algorithm.judged_with) if self.kept else {}
 
     def rehearse(self) -> float:
-        """Run the first round and forget it: what is compiled stays, what was learned does not. Its seconds."""
+        """Run the first round, restore the state, and return the seconds. What was compiled stays; what was
+        learned does not."""
         before = self.state, self.round, self.kept
         self.kept = self._new_kept()
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
-        self._stage(0, self.rounds_per_call)  # makes room for a whole call, whose program this shall be
+        self._stage(0, self.rounds_per_call)  # makes room for a whole call, so that its program is compiled
         try:
             return self._execute(self._stage(0, 1), 1)[0].seconds
         finally:
             self.state, self.round, self.kept = before
 
     def _place(self) -> None:
-        """Put the state where calls expect it."""
+        """Put the state on the devices as calls expect it."""
         self.state = jax.device_put(self.state, everywhere(self.mesh))
 
     def _stage(self, first: int, end: int) -> _Call:
@@ -208,7 +213,7 @@ class Simulation:
         return pad(array, self._room(name, len(array)))
 
     def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
-        """The rows of every round's table [rounds, room], filled up with a row that does not exist."""
+        """The rows of every round's table [rounds, room], padded with a row number that does not exist."""
         room = self._room(f"rows {space}", max(map(len, tables)))
         result = np.full((self.rounds_per_call, room), self.partition.num_keys(space), np.int32)
         for row, rows in zip(result, tables, strict=False):
@@ -235,7 +240,7 @@ class Simulation:
         return records
 
     def _clients(self, call: _Call) -> np.ndarray:
-        """The slots' clients as positions in the store (-1: nobody)."""
+        """The slots' clients as positions in the store; -1 means no client."""
         client = call.plan.slots.client
         if self.resident or not self.kept:
             return client
@@ -277,6 +282,6 @@ class Simulation:
 
 
 def _fits(store: ClientStore) -> bool:
-    """Whether a population may stay on the devices."""
+    """Whether a population is small enough to stay on the devices."""
     size = sum(column.itemsize * column[:1].size for column in store.columns.values())
     return size * store.num_examples <= RESIDENT_BYTES

@@ -1,7 +1,7 @@
 """Several runs in one compiled call: other learning rates, other seeds, the same program.
 
-Rates are values and a run is one more axis, so a grid costs little more than its arithmetic: the loops turn
-once for all runs. Each run equals the one that `Simulation` makes of its rates and seed.
+Rates are values, and runs are one more axis. So a grid costs little more than its arithmetic: the loops run
+once for all runs. Each run equals the run that `Simulation` makes with its rates and seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ LANES_OF_ALL_RUNS = 12
 
 
 class Sweep:
-    """Runs side by side: one for every pair of rates and seed. For populations and tables that fit."""
+    """Runs side by side: one for every pair of rates and seed. The population and the tables must fit into
+    memory."""
 
     def __init__(
         self,
@@ -76,9 +77,10 @@ class Sweep:
         return {path: leaf[run] for path, leaf in self.state.params.items()}
 
     def run(self, num_rounds: int) -> Iterator[Outcome]:
-        """Run that many rounds of every run; yields outcomes with leading axes [runs, rounds].
+        """Run this many rounds of every run. Yields outcomes with leading axes [runs, rounds].
 
-        A run whose parameters are no longer finite goes on, worthless, and is marked in `finite`.
+        A run whose parameters are no longer finite continues, but its results are useless. It is marked in
+        `finite`.
         """
         last = self.round + num_rounds
         self.state = jax.device_put(self.state, everywhere(self.mesh))
@@ -96,7 +98,7 @@ class Sweep:
             yield outcome
 
     def _stage(self, count: int) -> tuple[stage.Shelf, stage.Plan]:
-        """Each seed's cohorts; a chunk's loops turn as often as the largest client of any run needs."""
+        """The cohorts of each seed. The loops of a chunk run as often as the largest client of any run needs."""
         asked: dict[int, stage.Requests] = {}
         draw = lambda seed, i: recruit(self.recruiting, self._population.store.counts, seed, self.round + i)
         drawn = {seed: [draw(seed, i).clients for i in range(count)] for seed in self.seeds}
@@ -119,7 +121,7 @@ class Sweep:
         return shelf, stage.by_room(stage.Plan(slots, longest, most_keys, {}), self._rooms)
 
     def _joined(self, asked: dict[int, stage.Requests]) -> tuple[dict, dict]:
-        """What the seeds ask for, one after the other, with their slots pointing to where it lies now."""
+        """What the seeds ask for, one after the other. Their slots are changed to point to the new positions."""
         keys, places = {}, {}
         for space in next(iter(asked.values())).keys:
             for name, into, field in (("keys", keys, "key_start"), ("places", places, "place_start")):

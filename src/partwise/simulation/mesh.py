@@ -1,8 +1,8 @@
-"""The devices that a cohort is spread over.
+"""The devices over which a cohort is spread.
 
-On CPU there is one XLA device per core: small loop bodies do not spread over cores by themselves. JAX must be told
-so before it starts, so `use_all_cores` is the first thing that a training or an evaluation does; nothing that is
-imported, and nothing that builds a model or serves one client, starts JAX or changes its configuration.
+On CPU there is one XLA device per core, because small loop bodies do not use several cores by themselves. JAX
+must know this before it starts. So `use_all_cores` is the first thing that a training or an evaluation does.
+No import, no building of a model and no serving of one client starts JAX or changes its configuration.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LARGE_BYTES = 1 << 20
 
 
 def use_all_cores() -> None:
-    """Ask JAX for one CPU device per core, unless the user has said how many; where JAX has started already, with
-    one, say what that costs."""
+    """Ask JAX for one CPU device per core, unless the user has set their number. If JAX has already started
+    with one device, warn that only one core is used."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -46,7 +46,7 @@ def _tell_slow(cores: int) -> None:
 
 
 def make_mesh(num_devices: int | None = None) -> Mesh:
-    """All devices (or the first so many) along the client axis."""
+    """All devices (or the first `num_devices`) along the client axis."""
     use_all_cores()
     devices = jax.devices()[:num_devices]
     if num_devices and num_devices > len(devices):
@@ -55,15 +55,16 @@ def make_mesh(num_devices: int | None = None) -> Mesh:
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
-    """A copy on every device."""
+    """The sharding with a copy on every device."""
     return NamedSharding(mesh, P())
 
 
 def fills_a_core(lane_bytes: int) -> bool:
-    """Whether a client with so much to work on leaves no room for another beside it in a CPU core's cache."""
+    """Whether a client of this size fills a CPU core's cache, so that no other client should run beside it."""
     return jax.default_backend() == "cpu" and lane_bytes > LARGE_BYTES
 
 
 def compiler_options() -> dict[str, int] | None:
-    """For programs of long loops over small arrays: on CPU the widest vectors there are (XLA's default is half)."""
+    """Options for programs with long loops over small arrays: on CPU, the widest vectors (XLA's default is
+    half of them)."""
     return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None

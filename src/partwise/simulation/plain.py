@@ -1,6 +1,6 @@
 """The plain loop: one client at a time, bytes in and bytes out, nothing vectorised.
 
-The oracle for the compiled rounds, and the debugger that names the client that fails.
+It is the reference for the compiled rounds. It also helps to debug, because it names the client that fails.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Answer = TypeVar("Answer")
 
 
 class Watched(NamedTuple):
-    """A round as the server closed it, and what its clients alone know."""
+    """A round as the server closed it, and what only its clients know."""
 
     closed: Closed
-    missed: int  # ids of their examples that are not among the keys they asked for
+    missed: int  # ids of the clients' examples that are not among the keys they asked for
 
 
 def plain_round(
@@ -45,8 +45,8 @@ def plain_round(
     round_number: int = 0,
     kept: dict[int, dict[str, np.ndarray]] | None = None,
 ) -> Watched:
-    """One round with the clients at these positions of the store; their choice of keys depends on seed and
-    round. What they keep from round to round is in `kept`, by position."""
+    """One round with the clients at these positions of the store. Their choice of keys depends on `seed` and
+    `round_number`. `kept` holds what clients keep from round to round, by position; it is updated."""
     kept = {} if kept is None else kept
     names = [store.client_ids[position].item() for position in clients]
     now, missed = server.begin(state, round_number, rng, seed), 0
@@ -66,14 +66,15 @@ def plain_round(
 
 
 def _given(answer: Answer | Refused) -> Answer:
-    """What the server answered; a client of our own is never refused."""
+    """Return the server's answer. Raises `UserError` if it is a refusal, which should not happen in the same
+    process."""
     if isinstance(answer, Refused):
         raise UserError(f"the server refused ({answer.reason}): {answer.what}")
     return answer
 
 
 class PlainSimulation:
-    """`Simulation` as a plain loop."""
+    """Like `Simulation`, but as a plain loop."""
 
     lanes = 1
 
@@ -93,7 +94,7 @@ class PlainSimulation:
         self.serving, self._sizes = check_way(serving), sizes_of(self.algorithm.partition)
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
-        """As `Simulation.restart`."""
+        """Like `Simulation.restart`."""
         self._rates |= dict(rates or {})
         self.algorithm = self._build(self._rates)
         self.seed, self.round = seed, 0
@@ -102,7 +103,7 @@ class PlainSimulation:
         self._device, self._server = Device(self.algorithm), Server(self.algorithm)
 
     def snapshot(self) -> Any:
-        """As `Simulation.snapshot`; what clients keep is not saved, so it must be nothing."""
+        """Like `Simulation.snapshot`. What clients keep is not saved, so algorithms with `keeps` are refused."""
         if self.algorithm.keeps:
             raise UserError(
                 "the plain backend saves no run whose clients keep something: use the compiled one"
@@ -110,18 +111,18 @@ class PlainSimulation:
         return self.state, {}
 
     def resume(self, saved: Any, round_number: int) -> None:
-        """Go on from a snapshot taken after that many rounds."""
+        """Continue from a snapshot that was taken after this many rounds."""
         (self.state, _), self.round = saved, round_number
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
-        """As `Simulation.kept_of`."""
+        """Like `Simulation.kept_of`."""
         shapes = {path: kept_shape(self.algorithm, path) for path in self.algorithm.judged_with}
         nothing = {path: np.zeros(leaf.shape, leaf.dtype) for path, leaf in shapes.items()}
         each = [self.kept.get(place, nothing) for place in self.store.places(client_ids).tolist()]
         return {path: np.stack([one[path] for one in each]) for path in shapes}
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
-        """Run that many rounds, one record at a time."""
+        """Run this many rounds. Yields one record at a time."""
         for _ in range(num_rounds):
             began = time.perf_counter()
             cohort = recruit(self.recruiting, self.store.counts, self.seed, self.round)

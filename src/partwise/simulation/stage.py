@@ -1,8 +1,9 @@
-"""From a client store to arrays for the devices: who runs when, in which lane, on which rows.
+"""From a client store to arrays for the devices: which client runs when, in which lane, on which rows.
 
-Two ways, one shape. *Resident*: the whole population's columns stay on the devices and a call brings only
-indices. *Staged*: a call brings the rows of its own clients, so that the population need not fit. In both, a
-call may also bring the rows of the tables that each of its rounds needs, and keys as rows of those.
+There are two modes with the same arrays. *Resident*: the columns of the whole population stay on the devices,
+and a call brings only indices. *Staged*: a call brings the rows of its own clients, so that the population
+need not fit. In both modes, a call may also bring the rows of the tables that each of its rounds needs. Keys
+are then row numbers in these cut tables.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from partwise.selection.keys import OwnKeys, own_keys
 from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serve
 
 Choices = Mapping[str, Choice]
-KEY_BLOCK = 64  # rows of clients' updates are added to a table so many at a time
-SMALL_SLICE = 1 << 18  # bytes; smaller slices are not worth a program for each size
+KEY_BLOCK = 64  # how many rows of clients' updates are added to a table at a time
+SMALL_SLICE = 1 << 18  # bytes; smaller slices do not need a program for each size
 
 
 class Shelf(NamedTuple):
-    """Examples and keys of many clients, packed; the same for all lanes."""
+    """Examples and keys of many clients, packed. It is the same for all lanes."""
 
-    columns: dict[str, Any]  # but those that hold keys
-    positions: dict[str, Any]  # of those: where the id lies among its client's keys, -1 for nothing
+    columns: dict[str, Any]  # except columns that hold keys
+    positions: dict[str, Any]  # key columns: the id's position among its client's keys, -1 for nothing
     keys: dict[str, Any]  # space -> table rows of all clients' keys
-    places: dict[str, Any]  # space that is chosen anew every round -> own key to asked key, of all clients
+    places: dict[str, Any]  # space whose choice changes every round -> own key to asked key, of all clients
 
 
 class Slots(NamedTuple):
-    """One entry per lane: which client of the shelf runs there. Padding is client -1, with no examples."""
+    """One entry per lane: which client of the shelf runs there. Padding is client -1, without examples."""
 
     client: Any
     number: Words  # for its randomness
@@ -50,29 +51,29 @@ class Slots(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Slots [rounds, devices, chunks, lanes]; per chunk [rounds, devices, chunks] the most examples and keys of
-    any lane, which is how often loops turn."""
+    """Slots [rounds, devices, chunks, lanes]. `longest` and `most_keys` [rounds, devices, chunks] are the
+    largest numbers of examples and of keys of any lane in a chunk. They set how often loops run."""
 
     slots: Slots
     longest: Any
     most_keys: Mapping[str, Any]
-    tables: Mapping[str, Any]  # space -> rows of each round's cut table [rounds, rows]; none: whole tables
-    ends: Any = ()  # [rounds, devices, rooms]: the chunk after the last of every room (see `by_room`)
+    tables: Mapping[str, Any]  # space -> rows of each round's cut table [rounds, rows]; empty: whole tables
+    ends: Any = ()  # [rounds, devices, rooms]: the chunk after the last one of every room (see `by_room`)
 
 
 class Population(NamedTuple):
-    """The clients at hand with their keys, on the host."""
+    """Some clients with their keys, on the host."""
 
     store: ClientStore  # packed
     numbers: np.ndarray
     own: Mapping[str, OwnKeys]
-    chosen: Mapping[str, Chosen]  # where the choice is the same in every round
-    missed: Mapping[str, np.ndarray]  # there: ids of a client's examples outside its slice [clients]
-    positions: Mapping[str, np.ndarray]  # among the chosen keys there, among the own keys elsewhere
+    chosen: Mapping[str, Chosen]  # spaces whose choice is the same in every round
+    missed: Mapping[str, np.ndarray]  # for these: ids of a client's examples outside its slice [clients]
+    positions: Mapping[str, np.ndarray]  # for these: among the chosen keys; otherwise among the own keys
 
 
 class Requests(NamedTuple):
-    """What the clients of a plan ask for, in the spaces where that is not on the shelf already."""
+    """What the clients of a plan ask for, in the spaces whose keys are not on the shelf already."""
 
     plan: Plan
     keys: Mapping[str, np.ndarray]
@@ -81,7 +82,8 @@ class Requests(NamedTuple):
 
 
 def key_capacity(most: int, partition: Partition, space: str) -> int:
-    """Room for so many keys: whole blocks, if there is more than one and steps do not work on the slice."""
+    """Room for this many keys. It is rounded up to whole blocks, unless one block is enough or steps work on
+    the whole slice."""
     most = max(int(most), 1)
     whole = most <= KEY_BLOCK or partition.is_whole(space)
     return most if whole else -(-most // KEY_BLOCK) * KEY_BLOCK
@@ -94,8 +96,9 @@ def capacities_of(
     population: Population | None = None,
     share: float = 1.0,
 ) -> dict[str, int]:
-    """Room for the keys of any client, or of this share of the clients, by space: what the population has, or
-    without a look at its rows."""
+    """Room for the keys of any client, by space; with `share`, for this share of the clients. A client's own
+    keys are counted if `population` is given. Otherwise their number is bounded by the number of its
+    examples."""
     capacities = {}
     for space, values in values_per_example(store, partition).items():
         own = np.minimum(store.counts * values, partition.num_keys(space))
@@ -110,9 +113,11 @@ def capacities_of(
 def rooms_of(
     store: ClientStore, partition: Partition, choices: Choices, population: Population | None = None
 ) -> list[dict[str, int]]:
-    """The sizes of slices that lanes work on, the largest first. A few clients with many keys must not make all
-    work as much as they do; but every size has to be compiled, so there are at most three, each for at least
-    half of the clients and a quarter of the one before."""
+    """The sizes of slices with which lanes work, the largest first.
+
+    A few clients with many keys should not make all others work as much. But every size must be compiled. So
+    there are at most three sizes. Each is a quarter of the one before and holds at least half of the clients.
+    """
     rooms = [capacities_of(store, partition, choices, population)]
     most = capacities_of(store, partition, choices, population, share=0.5)
     slice_bytes = sum(
@@ -137,7 +142,7 @@ def values_per_example(store: ClientStore, partition: Partition) -> dict[str, in
 
 
 def populate(store: ClientStore, partition: Partition, choices: Choices) -> Population:
-    """Pack some clients and let each choose its keys, where the choice is made once."""
+    """Pack some clients. Each chooses its keys, in the spaces where the choice is made only once."""
     packed = store if store.packed() else store.gather(np.arange(store.num_clients))
     numbers = client_numbers(packed.client_ids)
     own, positions = own_keys(packed, partition)
@@ -157,7 +162,7 @@ def populate(store: ClientStore, partition: Partition, choices: Choices) -> Popu
 
 
 def shelve(population: Population) -> Shelf:
-    """The population as arrays, for whole tables: a key is its own row."""
+    """The population as arrays, for whole tables: a key is the number of its row."""
     columns = {
         name: narrow(name, column)
         for name, column in population.store.columns.items()
@@ -168,7 +173,7 @@ def shelve(population: Population) -> Shelf:
 
 
 def beside(cohorts: Sequence[np.ndarray], num_rounds: int, room: int) -> np.ndarray:
-    """Cohorts, one a round, as an array [num_rounds, room], with -1 for nobody."""
+    """Cohorts, one per round, as an array [num_rounds, room]; -1 means no client."""
     rows = np.full((num_rounds, room), -1)
     for row, clients in zip(rows, cohorts, strict=False):
         row[: len(clients)] = clients
@@ -176,10 +181,10 @@ def beside(cohorts: Sequence[np.ndarray], num_rounds: int, room: int) -> np.ndar
 
 
 def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
-    """Lay out cohorts [rounds, clients] (positions in the population, -1 for nobody); keys come with `ask`.
+    """Arrange cohorts [rounds, clients] (positions in the population, -1 for no client). `ask` adds the keys.
 
-    Clients are sorted by size, so that those who run side by side finish together, and dealt to the devices
-    in turns.
+    Clients are sorted by size, so that clients that run side by side finish together. They are given to the
+    devices in turns.
     """
     rounds, size = cohorts.shape
     chunks = max(-(-size // (devices * lanes)), 1)
@@ -188,7 +193,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
     order = np.argsort(-held, axis=1, kind="stable")
     slots[:, :size] = np.take_along_axis(cohorts, order, 1)
     slots = slots.reshape(rounds, chunks, devices, lanes)
-    slots[:, 1::2] = slots[:, 1::2, ::-1]  # there and back, so that no device always has the larger ones
+    slots[:, 1::2] = slots[:, 1::2, ::-1]  # reverse every other turn: no device always has the larger clients
     client = slots.transpose(0, 2, 1, 3)
     count = _at(population.store.counts, client, np.int32)
     number = words(_at(population.numbers, client, np.uint64))
@@ -198,7 +203,7 @@ def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) 
 
 
 def _at(values: np.ndarray, client: np.ndarray, dtype: Any) -> np.ndarray:
-    """The clients' values, 0 where there is nobody."""
+    """The clients' values; 0 where there is no client."""
     if not len(values):
         return np.zeros(client.shape, dtype)
     return np.where(client >= 0, values[client], 0).astype(dtype)
@@ -207,7 +212,7 @@ def _at(values: np.ndarray, client: np.ndarray, dtype: Any) -> np.ndarray:
 def ask(
     population: Population, partition: Partition, choices: Choices, plan: Plan, seed: int, first: int
 ) -> Requests:
-    """Let the clients of a plan, whose first round has that number, choose their keys."""
+    """Let the clients of a plan choose their keys. `first` is the number of the plan's first round."""
     client = plan.slots.client
     starts, counts, place_starts, keys, places = {}, {}, {}, {}, {}
     missed = np.zeros(len(client), int)
@@ -238,7 +243,8 @@ def ask(
 
 
 def by_room(plan: Plan, rooms: Sequence[Mapping[str, int]]) -> Plan:
-    """The plan with its chunks sorted by the smallest of the `rooms` that their clients' keys fit."""
+    """The plan with its chunks sorted by room: for each chunk, the smallest of the `rooms` that its clients'
+    keys fit."""
     fits = [[plan.most_keys[space] <= size for space, size in room.items()] for room in rooms]
     number = sum((np.all(each, axis=0) for each in fits[1:]), np.zeros(plan.longest.shape, int))
     order = np.argsort(number, axis=-1, kind="stable")
@@ -253,7 +259,7 @@ def by_room(plan: Plan, rooms: Sequence[Mapping[str, int]]) -> Plan:
 
 
 def _keys_of_round(population: Population, asked: Requests, space: str, i: int) -> np.ndarray:
-    """The keys of all clients of a round, one after the other."""
+    """The keys of all clients of a round, one client after the other."""
     slots = asked.plan.slots
     held = asked.keys[space] if space in asked.keys else population.chosen[space].keys
     return held.take(row_indices(slots.key_start[space][i].ravel(), slots.key_count[space][i].ravel()))
@@ -262,8 +268,9 @@ def _keys_of_round(population: Population, asked: Requests, space: str, i: int) 
 def cut(
     population: Population, choices: Choices, asked: Requests
 ) -> tuple[Requests, dict[str, list[np.ndarray]]]:
-    """The same for tables cut to the rows that each round needs: keys become rows of those; and the rows
-    themselves, sorted, round by round. Where everyone asks for all keys there is nothing to cut."""
+    """The requests for tables that are cut to the rows each round needs. Keys become row numbers in the cut
+    tables. Also returns the rows themselves, sorted, for every round. Spaces in which all clients ask for all
+    keys are not cut."""
     starts, rows, tables = dict(asked.plan.slots.key_start), dict(asked.keys), {}
     for space, counts in asked.plan.slots.key_count.items():
         if choices[space].name == "all":
@@ -285,7 +292,7 @@ def account(
     tables: Mapping[str, list[np.ndarray]],
     num_rounds: int,
 ) -> list[dict[str, Served]]:
-    """What serving the first rounds of a plan costs; `tables` are the rows of those that were cut."""
+    """What serving the first rounds of a plan costs. `tables` are the rows of the tables that were cut."""
     slots = asked.plan.slots
     clients = (slots.client >= 0).sum(axis=(1, 2, 3)).tolist()
 
@@ -304,14 +311,15 @@ def account(
 
 
 def grown(rooms: dict[str, int], name: str, size: int) -> int:
-    """Room for so much under a name: it only grows, by an eighth at a time, so that programs are reused."""
+    """The room for an array with this name. It only grows, with an eighth in reserve, so that programs are
+    reused."""
     if size > rooms.get(name, -1):
         rooms[name] = size + size // 8 + 16
     return rooms[name]
 
 
 def pad_shelf(shelf: Shelf, num_rows: int, num_keys: Mapping[str, int]) -> Shelf:
-    """The shelf with room for so many examples and keys."""
+    """The shelf with room for this many examples and keys."""
     fill = lambda arrays: {name: pad(array, num_rows) for name, array in arrays.items()}
     keys = {space: pad(rows, num_keys[space]) for space, rows in shelf.keys.items()}
     return shelf._replace(columns=fill(shelf.columns), positions=fill(shelf.positions), keys=keys)
