@@ -1,7 +1,7 @@
-"""All examples in one place, as plain SGD: what federated training is compared with.
+"""All examples in one place, trained with plain SGD: the baseline for federated training.
 
-A round is an epoch, or `update.max_steps` batches of examples drawn from all (FedSubAvg's CentralSGD, with a
-batch of what its cohort's would be together).
+A round is an epoch, or `update.max_steps` batches of examples drawn from all clients (FedSubAvg's CentralSGD,
+with a batch as large as those of its cohort together).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PLAIN_SERVER = {
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """One client that has everything, and a server that takes over what it says."""
+    """One client that has all examples, and a server that takes over this client's parameters."""
     setting, part = server_side(task), config.update
     whole = unselected(task, config, CENTRAL).changed(PLAIN_SERVER)
     build = averaging(setting, whole, fed_avg)

@@ -1,10 +1,10 @@
-"""Which settings a run reads: one that somebody wrote and that nothing reads is refused, with the reason.
+"""Which settings a run reads. If a user writes a setting that nothing reads, it is refused, with the reason.
 
-A rule is a pattern of keys and a function that says in words why they are not read, or nothing if they are.
-Rules that hold for all algorithms are below; what a single one does not read is in its own file
-(`AlgorithmEntry.unread`). Settings of a task, and those of a recorded run, are not written by anybody: they say
-everything, whether it is read or not. How rounds are run (`simulation.*`) is no part of it: another backend is
-tried on a command line that is otherwise the same.
+A rule is a pattern of keys and a function. The function returns why these keys are not read, or an empty
+string if they are read. Rules for all algorithms are below. What a single algorithm does not read is in its
+own file (`AlgorithmEntry.unread`). Settings of a task and of a recorded run are not checked: they list
+everything, read or not. How rounds are run (`simulation.*`) is not checked either, because users try another
+backend with an otherwise unchanged command line.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from partwise.types import UserError
 
 
 class Facts(NamedTuple):
-    """What decides which settings are read."""
+    """The facts that decide which settings are read."""
 
     config: Config
     entry: AlgorithmEntry
-    local: bool  # whether clients have a local part, at least where they are judged
-    spaces: bool  # whether anything that is trained is keyed
-    tested_on_query: bool  # whether judged clients have a support set (RECONEVAL)
+    local: bool  # whether clients have a local part, at least in evaluation
+    spaces: bool  # whether any trained leaf is keyed
+    tested_on_query: bool  # whether evaluated clients have a support set (RECONEVAL)
 
 
 Rule = tuple[str, Callable[[Facts], str]]
 
 
 def _of(condition: Callable[[Config], bool], reason: str) -> Callable[[Facts], str]:
-    """A rule that looks at the configuration alone; `reason` may name its values."""
+    """A rule that depends only on the configuration. `reason` may contain its values."""
     return lambda facts: reason.format(c=facts.config) if condition(facts.config) else ""
 
 
@@ -149,8 +149,8 @@ JUDGING = (
 def check_effects(
     task: Task, config: Config, entry: AlgorithmEntry, usual: Config, written: Iterable[str]
 ) -> None:
-    """Raise if a written setting differs from what the task would `usual`ly have and is not read. Of an
-    algorithm that does not say what it leaves unread nothing is known, so all settings may be."""
+    """Raise `UserError` if a written setting differs from the task's `usual` value and is not read. If an
+    algorithm does not say what it leaves unread, nothing is refused."""
     if entry.unread is None:
         return
     facts, values, before = _facts(task, config, entry), config.flat(), usual.flat()
@@ -161,7 +161,7 @@ def check_effects(
 
 
 def check_judging(changes: Mapping[str, Any]) -> None:
-    """Raise if a setting of training is given where a trained model is judged."""
+    """Raise `UserError` if a setting of training is given for the evaluation of a trained model."""
     for key in changes:
         if not any(fnmatch(key, pattern) for pattern in JUDGING):
             raise UserError(
@@ -171,7 +171,7 @@ def check_judging(changes: Mapping[str, Any]) -> None:
 
 
 def _unread(facts: Facts, key: str) -> str:
-    """Why nothing reads a setting; empty if something does."""
+    """Why nothing reads a setting; empty if something reads it."""
     of_algorithm = (
         f"with {facts.config.algorithm} {reason}"
         for pattern, reason in (facts.entry.unread or {}).items()
@@ -182,7 +182,7 @@ def _unread(facts: Facts, key: str) -> str:
 
 
 def _leaves(written: Iterable[str], values: Mapping[str, Any]) -> list[str]:
-    """The keys of values that are meant: `server.settings` is all under it."""
+    """The full keys that the written names stand for: `server.settings` stands for all keys under it."""
     return [key for name in written for key in values if key == name or key.startswith(f"{name}.")]
 
 

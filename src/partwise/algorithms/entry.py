@@ -1,4 +1,4 @@
-"""What an algorithm file says of itself: its name's summary, its own settings, and how a configuration makes it."""
+"""What an algorithm file says about itself: a summary, its own settings, and how a configuration makes it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class AlgorithmEntry(NamedTuple):
     """An algorithm by name.
 
     prepare:  (task, configuration) -> what runs
-    defaults: settings that it wants otherwise than a task has them for all
+    defaults: settings for which this algorithm needs other values than the task's defaults
     own:      settings that only this algorithm has, by dotted key; `config.own` has their values
-    trains:   the setting of a task that it trains: with local parameters, or with all of them on the server
-    selects:  whether clients choose keys (else they have all that could matter to them)
+    trains:   which setting of a task it trains: with local parameters, or with all parameters on the server
+    selects:  whether clients choose keys (otherwise they have all keys that could matter to them)
     splits:   whether training clients split their examples into support and query sets
-    unread:   settings for all algorithms (patterns of dotted keys) that this one does not read, and why; None: not
-              known, so nothing that somebody writes is refused
+    unread:   {pattern of dotted keys: reason}, common settings that this algorithm does not read. None means not
+              known; then no setting is refused
     """
 
     summary: str

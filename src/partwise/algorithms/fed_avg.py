@@ -1,6 +1,6 @@
-"""Federated Averaging (McMahan et al., 2017): all parameters are the server's, all data trains them.
+"""Federated Averaging (McMahan et al., 2017): all parameters are on the server, and all data trains them.
 
-With a user table keyed by user, every client fetches, trains and returns its own row: for matrix
+If a user table is keyed by user, every client fetches, trains and returns its own row. For matrix
 factorisation this equals the stateful FedPer (FedRecon, footnote 4).
 """
 
@@ -46,7 +46,16 @@ def fed_avg(
     aggregator: Aggregator | None = None,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
-    """Local training on all of a client's examples; standard evaluation."""
+    """Local training on all of a client's examples, and standard evaluation.
+
+    Args:
+        model: The model.
+        partition: The roles of its leaves. None may be local.
+        update: How a client trains (`client.update`).
+        optimizer: The server's optimizer.
+        aggregator: How updates are combined (default: the mean weighted by examples).
+        choose: {key space: choice of keys}; by default all keys that could matter.
+    """
     if partition.local_paths:
         raise UserError(
             f"FedAvg has no local parameters, but {', '.join(partition.local_paths)} is local. "
@@ -74,22 +83,22 @@ def fed_avg(
 
 MakeBuild = Callable[[Setting, ClientStore], Build]
 
-# What the clients of an averaging algorithm have no use for.
+# Settings that averaging algorithms do not read.
 UNREAD = {"update.joint": "all parameters are the server's and trained anyway"}
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Clients have all that could matter to them."""
+    """FedAvg for a task: clients have all keys that could matter to them."""
     return prepare_averaging(task, unselected(task, config, FED_AVG), fed_avg)
 
 
 def prepare_averaging(task: Task, config: Config, make: Callable[..., Algorithm]) -> Prepared:
-    """An algorithm with the arguments of `fed_avg`."""
+    """Prepare an algorithm that has the arguments of `fed_avg`."""
     return prepare_stateful(task, config, lambda setting, store: averaging(setting, config, make, store))
 
 
 def prepare_stateful(task: Task, config: Config, make_build: MakeBuild) -> Prepared:
-    """An algorithm whose parameters are all the server's."""
+    """Prepare an algorithm whose parameters are all on the server."""
     setting = server_side(task)
     store = task.train.select(setting.columns)
     build = make_build(setting, store)
@@ -100,7 +109,7 @@ def prepare_stateful(task: Task, config: Config, make_build: MakeBuild) -> Prepa
 def averaging(
     setting: Setting, config: Config, make: Callable[..., Algorithm], store: ClientStore | None = None
 ) -> Build:
-    """`make` with the parts that the configuration names; heat is counted in `store`."""
+    """`make` with the parts that the configuration names. Heat is counted in `store`."""
     choose = make_choices(setting, config)
     aggregator = make_aggregator(setting, config, store)
     return lambda rates: make(
@@ -114,7 +123,8 @@ def averaging(
 
 
 def unselected(task: Task, config: Config, entry: AlgorithmEntry) -> Config:
-    """Without the task's choice of keys, of an algorithm whose clients have all that could matter to them."""
+    """The configuration without the task's choice of keys, for an algorithm whose clients have all keys that
+    could matter. Raises `UserError` if the user wrote a choice."""
     usual = defaults_for(task.defaults, config.algorithm, entry.defaults)
     for space, text in config.select.items():
         if text != usual.get(f"select.{space}"):

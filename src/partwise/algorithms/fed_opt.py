@@ -1,8 +1,8 @@
 """Adaptive Federated Optimization (Reddi et al., 2021), Algorithm 2: FedAvg with Adagrad, Adam or Yogi on the
 server.
 
-The mean update is the gradient of the server's optimizer (`server.step`). Any optimizer goes with any algorithm
-here (`server.optimizer`); these names are the paper's.
+The negative mean update is the gradient for the server's optimizer (`server.step`). Every optimizer works
+with every algorithm here (`server.optimizer`). The names in this file are those of the paper.
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""Personalised learning by clients that keep their local part from round to round: FedPer, LG-FedAvg, FedRep.
+"""Personalised learning with clients that keep their local part from round to round: FedPer, LG-FedAvg,
+FedRep.
 
-All three divide a model into a part that clients share and a part that each keeps, trains and never sends.
-Which part is which is the partition's rule, and with that:
+All three divide a model into a part that clients share and a part that each client keeps, trains and never
+sends. The partition's rules say which part is which. Then:
 
-* FedPer (Arivazhagan et al., 2019, Algorithm 1): the last layers are local; both parts are trained together,
-  `update.by_steps(joint=True)`, on all examples, and the shared one is averaged by numbers of examples.
-* LG-FedAvg (Liang et al., 2020, Algorithm 1): the same, with the representation local and the last layers shared.
-* FedRep (Collins et al., 2021, Algorithm 1): the head is local and the parts take turns: first `local`, steps on
-  the head from where it was, then `update`, steps on the representation with the head frozen.
+* FedPer (Arivazhagan et al., 2019, Algorithm 1): the last layers are local. Both parts are trained together,
+  `update.by_steps(joint=True)`, on all examples. The shared part is averaged with the numbers of examples as
+  weights.
+* LG-FedAvg (Liang et al., 2020, Algorithm 1): the same, with a local representation and shared last layers.
+* FedRep (Collins et al., 2021, Algorithm 1): the head is local, and the parts take turns. First come steps on
+  the head (`local`), starting from the kept head. Then come steps on the representation (`update`), with the
+  head frozen.
 
-What clients keep is as old as their last round: the fewer take part in a round, the staler it is, and who never
-took part has nothing. Federated Reconstruction keeps nothing for that reason (FedRecon, section 4, appendix A).
+What a client keeps dates from its last round. The fewer clients take part in a round, the staler it is. A
+client that never took part has nothing. For this reason, Federated Reconstruction keeps nothing (FedRecon,
+section 4, appendix A).
 """
 
 from __future__ import annotations
@@ -51,9 +55,7 @@ from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Task
 from partwise.types import UserError
 
-BEGAN = (
-    "began"  # kept beside the local leaves: 1 after a client's first round, lest zeros be taken for values
-)
+BEGAN = "began"  # kept with the local leaves: 1 after a client's first round, 0 while nothing is kept yet
 
 
 def fed_per(
@@ -67,16 +69,16 @@ def fed_per(
     choose: Mapping[str, Choice] | None = None,
     check: Callable[[Client], None] | None = None,
 ) -> Algorithm:
-    """Clients that go on from the local part they kept; initial values before their first round.
+    """Clients continue with the local part that they kept; before their first round, with initial values.
 
-    `local` is what they do to it before `update`, which trains it along if it is joint. Evaluation is with the
-    part that a client kept, on all its examples.
+    `local` is what clients do to the local part before `update`. If `update` is joint, it trains the local
+    part too. Evaluation uses the kept local part, on all examples of the client.
     """
     _check(partition)
 
     def train(client: Client, start: Progress) -> Trained:
         if local is not None:
-            apart = client._replace(rng=child(client.rng, "local"))  # randomness of its own
+            apart = client._replace(rng=child(client.rng, "local"))  # with separate randomness
             start = local(apart, start, everything)
         return update(client, start, everything)
 
@@ -130,7 +132,7 @@ def _check(partition: Partition) -> None:
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """FedPer and LG-FedAvg: the local part is trained along with the rest."""
+    """FedPer and LG-FedAvg: the local part is trained together with the rest."""
     one_of("update.method", config.update.method, ("steps",))
     if not config.update.joint:
         raise UserError(
@@ -140,13 +142,13 @@ def prepare(task: Task, config: Config) -> Prepared:
 
 
 def prepare_fed_rep(task: Task, config: Config) -> Prepared:
-    """FedRep: first the local part, as reconstruct.* says, then the rest, as update.* says."""
+    """FedRep: first train the local part with the settings reconstruct.*, then the rest with update.*."""
     one_of("reconstruct.method", config.reconstruct.method, ("steps", "solve"))
     if config.update.joint:
         raise UserError(
             "fed_rep trains the local part before the shared ones: leave update.joint = false, or use fed_per"
         )
-    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
+    make_reconstruct(config, rates_of(config))  # raises errors here, not during compilation
     check = check_solvable if config.reconstruct.method == "solve" else None
     return _prepare_keeping(task, config, lambda rates: make_reconstruct(config, rates), check)
 
@@ -157,8 +159,8 @@ def _prepare_keeping(
     make_local: Callable[[Mapping[str, Any]], Reconstruct | None],
     check: Callable[[Client], None] | None = None,
 ) -> Prepared:
-    """Seen clients are judged with the local part that they kept; unseen ones, who have none, rebuild theirs:
-    RECONEVAL."""
+    """Seen clients are evaluated with the local part that they kept. Unseen clients have none and rebuild
+    theirs: RECONEVAL."""
     check_rebuilt(config)
     check_judged(task, config)
     setting = task.personal

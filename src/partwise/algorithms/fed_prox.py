@@ -1,6 +1,7 @@
-"""FedProx (Li et al., 2020), Algorithm 2: Federated Averaging whose clients are held to what they received.
+"""FedProx (Li et al., 2020), Algorithm 2: Federated Averaging whose clients stay near what they received.
 
-A client minimises its loss plus (mu / 2) |x - x(0)|^2. All of its part is held, not only a batch's rows.
+A client minimises its loss plus (mu / 2) |x - x(0)|^2. The second term is over all of the client's part, not
+only over the rows of a batch.
 """
 
 from __future__ import annotations
@@ -49,13 +50,14 @@ def fed_prox(
     aggregator: Aggregator | None = None,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
-    """mu = 0 is Federated Averaging."""
+    """FedProx. With mu = 0 it is Federated Averaging. The other arguments are those of `fed_avg` and
+    `client.update`."""
     update = by_steps(schedule, client_optimizer, extra=proximal(mu))
     return fed_avg(model, partition, update=update, optimizer=optimizer, aggregator=aggregator, choose=choose)
 
 
 def proximal(mu: Any) -> Callable[[Client], Extra]:
-    """The gradient of (mu / 2) |x - x(0)|^2, x(0) being what the client received (eq. 2)."""
+    """The gradient of (mu / 2) |x - x(0)|^2, where x(0) is what the client received (eq. 2)."""
 
     def extra(client: Client) -> Extra:
         received = received_slices(client, whole_leaves(client))
@@ -71,7 +73,7 @@ def proximal(mu: Any) -> Callable[[Client], Extra]:
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Steps on the clients; all else as in FedAvg."""
+    """FedProx for a task: gradient steps on the clients; everything else as in FedAvg."""
     one_of("update.method", config.update.method, ("steps",))
     bare = unselected(task, config, FED_PROX)
 

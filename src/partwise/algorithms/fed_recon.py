@@ -1,4 +1,4 @@
-"""Federated Reconstruction (Singhal et al., 2021), Algorithm 1, and its variants as values of its arguments."""
+"""Federated Reconstruction (Singhal et al., 2021), Algorithm 1. Its variants are values of its arguments."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def fed_recon(
 ) -> Algorithm:
     """S, R, U and the server step.
 
-    passes > 1 repeats R and U on the client, each from where the other ended: alternating minimisation
+    `passes` > 1 repeats R and U on the client. Each starts where the other ended: alternating minimisation
     (patent claim 5). Evaluation is RECONEVAL: R on the support set, metrics on the query set of
-    `evaluation_split` (default: `split`); with `fine_tune`, after steps on shared and keyed parts too, on the
-    support set again (section 5.2, FedRecon + Finetune).
+    `evaluation_split` (default: `split`). With `fine_tune`, the client also takes steps on shared and keyed
+    parts before the metrics, again on the support set (section 5.2, FedRecon + Finetune).
     """
     evaluated = evaluation_split or split
 
@@ -98,7 +98,7 @@ def fed_recon(
 
 
 def _phase(client: Client, number: int) -> Client:
-    """The client with randomness of its own for this phase of the round."""
+    """The client with separate randomness for this phase of the round."""
     return client._replace(rng=child(client.rng, f"phase {number}"))
 
 
@@ -106,7 +106,7 @@ def _phase(client: Client, number: int) -> Client:
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Training and evaluation are the same: a client rebuilds its local part."""
+    """FedRecon for a task. In training and in evaluation, a client rebuilds its local part."""
     if task.seen:
         raise UserError(
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
@@ -121,9 +121,10 @@ def prepare(task: Task, config: Config) -> Prepared:
 def recon_build(
     setting: Setting, config: Config, store: ClientStore | None = None, judged: Split | None = None
 ) -> Build:
-    """FedRecon with the parts that the configuration names; `judged` in place of its split of judged clients."""
+    """FedRecon with the parts that the configuration names. `judged` replaces its split for evaluated
+    clients."""
     part, here = config.reconstruct, make_split(config.split)
-    make_reconstruct(config, rates_of(config))  # mistakes are told here, not when it is compiled
+    make_reconstruct(config, rates_of(config))  # raises errors here, not during compilation
     choose = make_choices(setting, config)
     aggregator = make_aggregator(setting, config, store)
 
@@ -147,15 +148,15 @@ def recon_build(
 
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
-    """What an unseen client does with a trained model, and its rates; `setting` is a `judged_setting`."""
+    """What an unseen client does with a trained model, and its rates. `setting` is a `judged_setting`."""
     if config.evaluation.local == "trained":
         config = config.changed({"reconstruct.method": "skip"})
     return recon_build(setting, config), rates_of(config)
 
 
 def averaged_evaluation(task: Task, config: Config, build: Build) -> tuple[Build, Setting]:
-    """After an algorithm whose parameters are all the server's. Seen users have rows there: standard evaluation.
-    Unseen ones rebuild their own: RECONEVAL."""
+    """The evaluation after an algorithm whose parameters are all on the server. Seen users have rows there:
+    standard evaluation. Unseen users rebuild their own: RECONEVAL."""
     check_judged(task, config)
     if task.seen or not (task.personal.partition.local_paths or config.fine_tune.max_steps != 0):
         return build, server_side(task)

@@ -1,8 +1,9 @@
-"""Federated Select (Charles et al., 2022), Algorithm 2: clients train slices of a model too large to send.
+"""Federated Select (Charles et al., 2022), Algorithm 2: clients train slices of a model that is too large to
+send.
 
-A client chooses keys from its own data or at random, is sent the slices of those keys and all that is shared,
-trains for an epoch on what it has, and returns the change of it. The server fills in zeros (phi) and takes the
-mean over the cohort (eq. 5). With all keys chosen this is Federated Averaging.
+A client chooses keys from its own data or at random. It is sent the slices of these keys and all shared
+leaves. It trains for an epoch on what it has, and returns the change. The server fills in zeros (phi) and
+takes the mean over the cohort (eq. 5). If all keys are chosen, this is Federated Averaging.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def fed_select(
     optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,
 ) -> Algorithm:
-    """Algorithm 2 with psi and phi given by the partition. Clients count alike, as in eq. 5."""
+    """Algorithm 2, with psi and phi from the partition. All clients have the same weight, as in eq. 5."""
     if not partition.spaces:
         raise UserError(
             "Federated Select needs keyed parameters, and this partition has none: give some leaf the role "
@@ -50,7 +51,7 @@ def fed_select(
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Keys as `select.SPACE` says; all else as in FedAvg."""
+    """Federated Select for a task: keys as in `select.SPACE`; everything else as in FedAvg."""
     return prepare_averaging(task, config, fed_select)
 
 

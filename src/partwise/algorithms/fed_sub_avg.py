@@ -1,8 +1,9 @@
 """Federated Submodel Averaging (Ding et al., 2022), Algorithm 1: the mean of rows, corrected by their heat.
 
 A client trains the shared part and the rows of its own keys (lines 12 to 18), as in Federated Averaging. The
-server multiplies the mean update of row m by N / n_m (line 9), n_m being the number of clients that hold it.
-The correction goes with any algorithm here (`server.mean = heat`); this one is the paper's.
+server multiplies the mean update of row m by N / n_m (line 9), where n_m is the number of clients that hold
+the row. The correction works with every algorithm here (`server.mean = heat`). This file is the paper's
+algorithm.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def fed_sub_avg(
     weigh: Weigh = uniform,
     cap: float | None = None,
 ) -> Algorithm:
-    """`heats` by key space (`selection.key_heat.count_heats`); None: estimated from the cohorts as they
-    come."""
+    """FedSubAvg. `heats` is {key space: heat} (`selection.key_heat.count_heats`); None means that heat is
+    estimated from the cohorts during training."""
     if not partition.spaces:
         raise UserError(
             "Federated Submodel Averaging corrects keyed parameters, and this partition has none: give some leaf "
@@ -51,7 +52,8 @@ def fed_sub_avg(
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Heat that is counted before training (server.mean = heat), or estimated on the way (seen)."""
+    """FedSubAvg for a task. Heat is counted before training (server.mean = heat), or estimated during
+    training (seen)."""
     one_of("server.mean", config.server.mean, ("heat", "seen"))
     bare = unselected(task, config, FED_SUB_AVG)
 

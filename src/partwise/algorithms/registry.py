@@ -1,5 +1,5 @@
-"""Algorithms by name. To add one to the library: a file with an `AlgorithmEntry`, and a line here. A package of
-your own adds one by an entry point of the group `partwise.algorithms`."""
+"""Algorithms by name. To add one to the library, write a file with an `AlgorithmEntry`, and add a line here.
+Another package adds one with an entry point of the group `partwise.algorithms`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partwise.plugins import Lazy, find, find_all
 from partwise.tasks.base import Task, algorithm_of, defaults_for
 from partwise.types import UserError
 
-GROUP = "partwise.algorithms"  # of entry points
+GROUP = "partwise.algorithms"  # the group of entry points
 
 ALGORITHMS: dict[str, AlgorithmEntry | Lazy] = {
     name: Lazy("", f"partwise.algorithms.{where}")
@@ -35,17 +35,17 @@ ALGORITHMS: dict[str, AlgorithmEntry | Lazy] = {
 
 
 def find_algorithm(name: str) -> AlgorithmEntry:
-    """An algorithm by name, the library's own or an installed package's."""
+    """The algorithm with this name, from the library or from an installed package."""
     return find(ALGORITHMS, GROUP, "algorithm", name)
 
 
 def all_algorithms() -> dict[str, AlgorithmEntry]:
-    """Every named algorithm, those of installed packages too."""
+    """Every named algorithm, including those of installed packages."""
     return {name: find_algorithm(name) for name in find_all(ALGORITHMS, GROUP, "algorithm")}
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Choose the algorithm by name and give it the task."""
+    """Find the algorithm that the configuration names, and prepare it for the task."""
     entry = find_algorithm(config.algorithm)
     return entry.prepare(task, config.owning(entry.own))
 
@@ -56,7 +56,8 @@ def settings_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 
 def configuration(task: str, changes: Mapping[str, Any]) -> Config:
-    """The configuration of a task with dotted keys changed, among them `algorithm` and its own settings."""
+    """The configuration of a task with these dotted keys changed. They may include `algorithm` and its own
+    settings."""
     algorithm = _algorithm(changes)
     own = find_algorithm(algorithm).own
     for key in changes:
@@ -68,18 +69,19 @@ def configuration(task: str, changes: Mapping[str, Any]) -> Config:
 
 
 def check_keys(changes: Mapping[str, Any]) -> None:
-    """Raise if a key is none of any algorithm, or the value of a common one is not of its type."""
+    """Raise `UserError` if no algorithm has a key, or if the value of a common key has the wrong type."""
     Config().changed({key: value for key, value in changes.items() if not _owners(key)})
 
 
 def without_foreign(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Recorded settings without those that only other algorithms have: they say nothing of this one."""
+    """Recorded settings without those that only other algorithms have, because these have no meaning for this
+    one."""
     own = find_algorithm(algorithm).own
     return {key: value for key, value in settings.items() if key in own or not _owners(key)}
 
 
 def recorded(settings: Mapping[str, Any]) -> Config:
-    """The configuration that a run's config.toml says."""
+    """The configuration in a run's config.toml."""
     task = str(settings.get("task", Config().task))
     return configuration(task, without_foreign(settings, _algorithm(settings)))
 
@@ -89,7 +91,7 @@ def _algorithm(settings: Mapping[str, Any]) -> str:
 
 
 def _owners(key: str) -> list[str]:
-    """The algorithms that alone have a setting; none if all have it, or nobody."""
+    """The algorithms that have this setting as their own; empty if it is common to all or unknown."""
     if key in shared_keys() or key.startswith(("data", "select", "server.settings")):
         return []
     return [name for name, entry in all_algorithms().items() if key in entry.own]

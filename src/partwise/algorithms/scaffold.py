@@ -1,12 +1,14 @@
-"""SCAFFOLD (Karimireddy et al., 2020), Algorithm 1 with option II: control variates against the drift of clients.
+"""SCAFFOLD (Karimireddy et al., 2020), Algorithm 1 with option II: control variates against the drift of
+clients.
 
-The server keeps c and every client c_i, arrays like the parameters, zero at first. A client steps by
-y <- y - rate (g(y) - c_i + c), then c_i+ = c_i - c + (x - y) / (K rate) after K steps; it sends both changes, and
-the server adds |S| / N times the mean change of c_i to c. c has the roles of the parameters it belongs to, so of a
-keyed leaf a client is sent, and keeps, the rows of its own keys. Twice as much travels as with Federated Averaging,
-and clients must come back with what they kept.
+The server keeps c and every client keeps c_i. Both have the shapes of the parameters and start at zero. A
+client takes steps y <- y - rate (g(y) - c_i + c). After K steps, c_i+ = c_i - c + (x - y) / (K rate). It
+sends both changes, and the server adds |S| / N times the mean change of c_i to c. Each part of c has the role
+of the parameter it belongs to. So for a keyed leaf, a client is sent and keeps the rows of its own keys.
+Twice as many bytes are sent as in Federated Averaging, and clients must come back with what they kept.
 
-`historical` is for models too large for that (FedSubAvg, section 5.1): the server alone does something like it.
+`historical` is for models too large for this (FedSubAvg, section 5.1): the server alone does something
+similar.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def scaffold(
     optimizer: ServerOptimizer,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
-    """SGD on the clients, who count alike; `num_clients` is N, the whole population."""
+    """SCAFFOLD with SGD on the clients, all with the same weight. `num_clients` is N, the whole population."""
     model, partition, paths = with_control(model, partition)
     of = {path: f"{CONTROL}/{path}" for path in paths}
 
@@ -84,9 +86,10 @@ def scaffold(
 
 
 def historical(optimizer: ServerOptimizer, cohort: int, num_clients: int) -> ServerOptimizer:
-    """The server's step on a weighted mean of all updates so far: h <- (1 - K/N) h + (K/N) mean, over what its
-    weights add up to. Each round replaces the share of clients that it saw, so h is about the mean of every
-    client's last update, which is what the control variates stand for. A row that nobody sent goes on moving.
+    """The server's step with a weighted mean of all updates so far: h <- (1 - K/N) h + (K/N) mean, divided by
+    the sum of its weights. Each round replaces the share of clients that took part. So h is about the mean of
+    every client's last update, which is what the control variates represent. A row that no client sent
+    continues to move.
 
     FedSubAvg says only "weighted averaging the historical updates"; its appendix D.2 is not at hand.
     """
@@ -96,7 +99,8 @@ def historical(optimizer: ServerOptimizer, cohort: int, num_clients: int) -> Ser
 
 
 def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, list[str]]:
-    """The model with c beside every leaf that clients train, in the same role; and the paths of those leaves."""
+    """The model with c beside every leaf that clients train, in the same role, the new partition, and the
+    paths of these leaves."""
     paths = [path for path, role in partition.roles.items() if role.kind in ("shared", "keyed")]
 
     def init(rng: jax.Array) -> Any:
@@ -121,7 +125,7 @@ def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, 
 
 
 def _received(client: Client, paths: tuple[str, ...]) -> dict[str, jax.Array]:
-    """The client's part of these leaves, as it came."""
+    """The client's part of these leaves, as received."""
     shared = {path: client.received.shared[path] for path in paths if path in client.received.shared}
     return shared | received_slices(client, [path for path in paths if path not in shared])
 
@@ -135,7 +139,7 @@ def _constant(client: Client, drift: Mapping[str, jax.Array]) -> Extra:
 
 
 def _mean(num_clients: int) -> Aggregator:
-    """The mean over the cohort; of control variates, |S| / N of it."""
+    """The mean over the cohort; for control variates, |S| / N times the mean."""
     plain = mean(uniform)
 
     def decode(
@@ -153,7 +157,7 @@ def _is_control(path: str) -> bool:
 
 
 def _plain_for_control(optimizer: ServerOptimizer) -> ServerOptimizer:
-    """The server's optimizer for the model, c <- c + its mean for the control variates."""
+    """The server's optimizer for the model; for the control variates, c <- c + mean change."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         changes, state = optimizer.transform.update(updates, state, params)
@@ -167,7 +171,7 @@ def _plain_for_control(optimizer: ServerOptimizer) -> ServerOptimizer:
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """Control variates: those of the clients, which are plain SGD, or of the server alone."""
+    """SCAFFOLD for a task. Control variates are on the clients (only with plain SGD), or only on the server."""
     where = config.own[WHERE]
     one_of(WHERE, where, ("clients", "server"))
     config = unselected(task, config, SCAFFOLD)
