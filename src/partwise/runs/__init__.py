@@ -1,1 +1,1 @@
-"""Trainings: run, record, resume, judge and use them. The public API is here."""
+"""Trainings: run, record, resume, evaluate and use them. The public API is here."""

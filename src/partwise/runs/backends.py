@@ -1,4 +1,4 @@
-"""What runs and judges the rounds of a configuration."""
+"""Makes what runs and what evaluates the rounds of a configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partwise.types import UserError
 
 
 def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:
-    """The backend that the configuration names; lanes measured unless they are given."""
+    """The backend that the configuration names. The number of lanes is measured unless it is given."""
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
     if config.simulation.backend == "plain":
         return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
@@ -38,11 +38,11 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backe
 
 
 def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
-    """Evaluation of these clients, in a program that fits the others too."""
+    """The evaluator of these clients, with a program that the others fit into too."""
     seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
     return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
 
 
 def lanes_of(folder: Folder | None) -> int:
-    """Those that the run in a folder began with; 0 if none did yet."""
+    """The number of lanes with which the run in a folder began; 0 if there is no run."""
     return int(folder.begun()["lanes"]) if folder and folder.exists() else 0

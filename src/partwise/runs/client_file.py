@@ -1,4 +1,5 @@
-"""A client's own table, read for a trained model: its ids are found in the model's vocabularies by their texts."""
+"""A client's own table, read for a trained model. Its ids are looked up in the model's vocabularies by their
+texts."""
 
 from __future__ import annotations
 
@@ -14,27 +15,28 @@ from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
 from partwise.data.table import column_names, is_delimited, list_columns, read_table
 from partwise.types import UserError, counted, unknown
 
-NOBODY = 0  # the id of a client of which nothing is known
+NOBODY = 0  # the id of a client if the file does not name it
 
 
 class ClientFile(NamedTuple):
-    """A client's own table: the rows that the model can use, which rows those are, and how many it cannot."""
+    """A client's own table: the rows that the model can use, their numbers in the file, and how many rows it
+    cannot use."""
 
     examples: ClientStore
     rows: np.ndarray  # [rows used] their numbers in the file
-    unknown: dict[str, int]  # column -> rows that name a key which the model does not have
+    unknown: dict[str, int]  # column -> number of rows with an id that the model does not have
 
 
 class Source(NamedTuple):
-    """What the training data was like, which a client's own table must be like too."""
+    """The form of the training data. A client's own table must have the same form."""
 
     vocabularies: Mapping[str, np.ndarray]  # the source id of every key, by column
-    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in a column
-    client: str  # the column of clients
+    shapes: Mapping[str, tuple[int, ...]]  # column -> shape of one row's value
+    client: str  # the name of the client column
 
 
 def source_of(store: ClientStore) -> Source:
-    """Of a store of training clients."""
+    """The form of a store of training clients."""
     shapes = {name: values.shape[1:] for name, values in store.columns.items()}
     return Source(store.vocabularies, shapes, str(store.info.get(CLIENT_COLUMN, "user")))
 
@@ -42,34 +44,34 @@ def source_of(store: ClientStore) -> Source:
 class Form(NamedTuple):
     """How a client's table is read for a model."""
 
-    names: Mapping[str, str]  # column of the model -> of the file
+    names: Mapping[str, str]  # column of the model -> column of the file
     vocabularies: Mapping[str, np.ndarray]
-    shapes: Mapping[str, tuple[int, ...]]  # of a row's value in the model's columns
-    client_column: str | None  # of the file; says whose rows those are
-    dialect: Mapping[str, Any]  # of text files
+    shapes: Mapping[str, tuple[int, ...]]  # column of the model -> shape of one row's value
+    client_column: str | None  # the column of the file that names the client of a row
+    dialect: Mapping[str, Any]  # for text files
 
 
 class Owner(NamedTuple):
-    """Which rows of a file are the client's, and its id."""
+    """Which rows of a file belong to the client, and the client's id."""
 
     rows: np.ndarray
     client_id: Any
 
 
 def readable(path: str | Path, names: Sequence[str], dialect: Mapping[str, Any]) -> list[str]:
-    """Of these columns of numbers, those that a file has, and that can be read."""
+    """The columns, of these columns of numbers, that a file has and that can be read."""
     dialect = _fitting(dialect, path)
     there = column_names(path, **dialect)
     return [name for name in names if name in there and _can_be_read(path, name, dialect)]
 
 
 def _fitting(dialect: Mapping[str, Any], path: str | Path) -> Mapping[str, Any]:
-    """The dialect of the training data, if the file is of a kind that has one."""
+    """The dialect of the training data if the file is a text file; otherwise an empty dialect."""
     return dialect if is_delimited(path) else {}
 
 
 def _can_be_read(path: str | Path, name: str, dialect: Mapping[str, Any]) -> bool:
-    """A client that asks for predictions may have left the cells of what is to be predicted empty."""
+    """Whether a column can be read. A client that asks for predictions may have left the target column empty."""
     try:
         read_table(path, client=None, columns=[name], **dialect)
     except UserError:
@@ -78,9 +80,9 @@ def _can_be_read(path: str | Path, name: str, dialect: Mapping[str, Any]) -> boo
 
 
 def read_client_file(path: str | Path, form: Form, client_id: str | None = None) -> ClientFile:
-    """Those rows of one client that name only what the model knows.
+    """Read the rows of one client, without rows that have an id the model does not know.
 
-    Where the file has the client column, the client keeps its own id: its randomness depends on it.
+    If the file has the client column, the client keeps its own id, because its randomness depends on the id.
     """
     names, vocabularies, dialect = form.names, form.vocabularies, _fitting(form.dialect, path)
     keys = [name for name in names if name in vocabularies]
@@ -113,7 +115,7 @@ def read_client_file(path: str | Path, form: Form, client_id: str | None = None)
 
 
 def _check_lists(path: str | Path, form: Form, dialect: Mapping[str, Any]) -> None:
-    """Raise if a column has lists where the model has single values, or the other way round."""
+    """Raise `UserError` if a column has lists where the model has single values, or the other way round."""
     there, listed = column_names(path, **dialect), list_columns(path)
     for name, inside in form.names.items():
         wanted = form.shapes.get(name)
@@ -126,7 +128,7 @@ def _check_lists(path: str | Path, form: Form, dialect: Mapping[str, Any]) -> No
 
 
 def source_ids(vocabulary: np.ndarray, keys: np.ndarray) -> list[Any]:
-    """The ids of the source behind keys; of a list of keys, those that are there."""
+    """The source ids of keys; for a list of keys, without the missing ones (-1)."""
     if keys.ndim == 1:
         return vocabulary[keys].tolist()
     return [vocabulary[row[row >= 0]].tolist() for row in keys]
@@ -135,7 +137,7 @@ def source_ids(vocabulary: np.ndarray, keys: np.ndarray) -> list[Any]:
 def _owner(
     path: str | Path, column: str | None, client_id: str | None, num_rows: int, dialect: Mapping[str, Any]
 ) -> Owner:
-    """All rows, or where a column names clients, those of one."""
+    """All rows, or the rows of one client if a column names clients."""
     if column is None or column not in column_names(path, **dialect):
         if client_id is not None:
             raise UserError(

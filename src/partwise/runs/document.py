@@ -1,4 +1,4 @@
-"""Values as JSON can say them."""
+"""Values in the form that JSON can express."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def to_json(value: Any) -> bytes:
 
 
 def to_plain(value: Any) -> Any:
-    """JSON has no NaN: what is not a number is null."""
+    """A value for JSON. JSON has no NaN, so numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {name: to_plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

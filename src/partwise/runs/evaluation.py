@@ -1,4 +1,4 @@
-"""A recorded run, evaluated again."""
+"""Evaluates a recorded run again."""
 
 from __future__ import annotations
 
@@ -28,9 +28,16 @@ def evaluate_run(
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a recorded run again, perhaps with other settings (another number of reconstruction steps).
+    """Evaluate a recorded run again, with other settings if wanted (for example more reconstruction steps).
 
-    `data` is where the run's data is, if not where it was.
+    Args:
+        run: The run's folder.
+        split: The clients to evaluate: "train", "validation" or "test".
+        changes: Settings of evaluation as dotted keys.
+        data: Where the run's data is, if it has moved.
+
+    Returns:
+        The metrics of these clients, and under `judged` how they were evaluated.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
@@ -56,7 +63,8 @@ def evaluate_run(
 
 
 def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
-    """What the clients of a finished run kept, from its last checkpoint, where they are judged with it."""
+    """What the clients of a finished run kept, from its last checkpoint; None if they are not evaluated with
+    it."""
     if not evaluate.algorithm.judged_with:
         return None
     simulation = make_simulation(prepared, config, lanes_of(folder))

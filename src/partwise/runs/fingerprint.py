@@ -1,9 +1,10 @@
-"""What a run was trained on, in a few digests: so that other data under an old name is noticed and named.
+"""What a run was trained on, in a few digests, so that changed data under an old name is noticed.
 
-Of every part (train, validation, test) there are its numbers of clients and examples, and digests of the clients'
-ids, of their sizes, of every vocabulary and of every column that the model reads, all examples in their order. Of a
-part that takes more than `WHOLE_BYTES`, ids, sizes and vocabularies are digested whole and columns by the first
-`SAMPLED_ROWS` examples of `SAMPLED_CLIENTS` clients, spread evenly, so that a store larger than memory is not read.
+For every part (train, validation, test) there are the numbers of clients and examples. There are digests of
+the clients' ids, of their sizes, of every vocabulary, and of every column that the model reads, with all
+examples in their order. If a part takes more than `WHOLE_BYTES`, ids, sizes and vocabularies are digested
+completely. Columns are digested only by the first `SAMPLED_ROWS` examples of `SAMPLED_CLIENTS` clients,
+spread evenly. So a store larger than memory is not read completely.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from partwise.tasks import Task
 PARTS = ("train", "validation", "test")
 WHOLE_BYTES = 1 << 28
 SAMPLED_CLIENTS, SAMPLED_ROWS = 1000, 1000
-LETTERS = 16  # of a digest; by accident two are the same once in 2^64
+LETTERS = 16  # length of a digest; two different arrays agree by chance once in 2^64
 
 
 def fingerprint(task: Task) -> dict[str, Any]:
-    """As JSON can say it."""
+    """The fingerprint of a task's data, as values for JSON."""
     settings = [task.personal, *([task.stateful] if task.stateful else [])]
     columns = list(dict.fromkeys(name for setting in settings for name in setting.columns))
     parts = {name: _part(getattr(task, name), columns) for name in PARTS}
@@ -34,7 +35,7 @@ def fingerprint(task: Task) -> dict[str, Any]:
 
 
 def digest_of(task: Task) -> str:
-    """The whole fingerprint in one word."""
+    """The whole fingerprint as one digest."""
     return hashlib.sha256(json.dumps(fingerprint(task)).encode()).hexdigest()
 
 
@@ -76,7 +77,7 @@ def _bytes(array: np.ndarray) -> Any:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is not as it was, in words."""
+    """What differs between two fingerprints, in words."""
     found = []
     for part in PARTS:
         found += _of_part(part, before[part], now[part])

@@ -1,5 +1,5 @@
-"""A run's folder: what is in it, written so that a kill at any moment loses only the rounds since a checkpoint, and
-read only if it is as it was written."""
+"""A run's folder. It is written so that a kill at any moment loses only the rounds since the last checkpoint.
+It is read only if it is as it was written."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ from partwise.runs.document import to_plain
 from partwise.types import RunWarning, UserError
 
 KEEP_CHECKPOINTS = 2
-MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # of a run that goes on
+MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # when a run continues
 AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
 LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", "summary.json")
 
 
 def identity(config: Config, begun: Mapping[str, Any]) -> str:
-    """A run in one word: its settings, save how rounds are run and what may change when it goes on, and its data.
-    Every file of a run's folder carries it, so that files of another run are not taken for its own."""
+    """A digest of the run: its data and its settings, without how rounds are run and without what may change
+    when the run continues. Every file of the folder contains it, so that files of another run are not used by
+    mistake."""
     plain = lambda key: key not in MAY_CHANGE and not key.startswith("simulation.")
     settings = {key: value for key, value in config.flat().items() if plain(key)}
     told = json.dumps([to_plain(settings), to_plain(begun.get("data"))], sort_keys=True)
@@ -49,7 +50,7 @@ def identity(config: Config, begun: Mapping[str, Any]) -> str:
 
 
 class Saved(NamedTuple):
-    """A state of the server, as a checkpoint holds it."""
+    """A state of the server, from a checkpoint."""
 
     state: Any
     round: int
@@ -65,7 +66,7 @@ class Folder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """For this writer alone; what killed writers left half written is removed."""
+        """Hold the folder for this writer alone. Half-written files of killed writers are removed."""
         with lock.held(self.path):
             for folder in (self.path, self.path / "checkpoints"):
                 remove_temporary_files(folder)
@@ -74,7 +75,7 @@ class Folder:
     # The start
 
     def check_free(self) -> None:
-        """Raise if a run, or what is left of one, is here already."""
+        """Raise `UserError` if the folder already has a run, or parts of one."""
         if self.exists():
             raise UserError(
                 f"'{self.path}' already holds a run: add --resume (resume=True) to go on, or choose another "
@@ -94,7 +95,8 @@ class Folder:
         source: Source,
         begun: Mapping[str, Any],
     ) -> None:
-        """A new run: refuses a folder that holds one already. `begun` is what must not change when it goes on."""
+        """Start a new run. Raises `UserError` if the folder already has one. `begun` is what must not change
+        when the run continues."""
         self.check_free()
         save_json(self.path / "model.json", to_plain(options))
         ids = {name: values.tolist() for name, values in source.vocabularies.items()}
@@ -104,11 +106,11 @@ class Folder:
         self.save_config(config)
 
     def save_config(self, config: Config) -> None:
-        """config.toml; with it, there is a run here."""
+        """Write config.toml. From then on, the folder has a run."""
         save_text(self.path / "config.toml", config.to_toml())
 
     def discard(self) -> None:
-        """Remove a run that came to nothing; what others put into the folder stays."""
+        """Remove a run without results. Other files in the folder stay."""
         shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
         for name in (*reversed(AT_START), "metrics.jsonl"):
             (self.path / name).unlink(missing_ok=True)
@@ -138,20 +140,20 @@ class Folder:
         return config
 
     def begun(self) -> dict[str, Any]:
-        """What must not change when the run goes on: lanes, devices, and the fingerprint of its data."""
+        """What must not change when the run continues: lanes, devices, and the fingerprint of its data."""
         return load_json(self.path / "start.json")
 
     @cached_property
     def run(self) -> str:
-        """The run in one word, which its files carry (see `identity`)."""
+        """The digest of the run, which its files contain (see `identity`)."""
         return self.begun()["run"]
 
     def model_options(self) -> dict[str, Any]:
-        """What rebuilds the run's model without its data."""
+        """The options that rebuild the run's model without its data."""
         return load_json(self.path / "model.json")
 
     def source(self) -> Source:
-        """What the training data was like: ids, shapes, the column of clients."""
+        """The form of the training data: ids, shapes, the client column."""
         found = load_json(self.path / "vocabularies.json")
         ids = {name: np.asarray(each) for name, each in found["ids"].items()}
         return Source(ids, {name: tuple(shape) for name, shape in found["shapes"].items()}, found["client"])
@@ -163,22 +165,23 @@ class Folder:
         records.append_records(self.metrics, rounds, self.run)
 
     def records(self) -> list[dict[str, Any]]:
-        """All rounds so far; a last line that a kill cut short is left out."""
+        """All rounds so far. A last line that was cut short by a kill is left out."""
         return records.read_records(self.metrics, self.run)
 
     def rounds_done(self) -> int:
-        """How many rounds need not be run again, if nothing is damaged."""
+        """How many rounds need not be run again, if no file is damaged."""
         return max(self._checkpoints(), default=0)
 
     def save_checkpoint(self, state: Any, round_number: int) -> None:
-        """The server's state after a round, once its records are on the disk; those before the last two go."""
+        """Save the server's state after a round, when its records are on the disk. Only the last two
+        checkpoints are kept."""
         records.flush_records(self.metrics)
         save_tree(self._checkpoint(round_number), state, {"round": round_number, "run": self.run})
         for old in sorted(self._checkpoints())[:-KEEP_CHECKPOINTS]:
             self._checkpoint(old).unlink()
 
     def checkpoint(self, round_number: int, like: Any) -> Saved:
-        """The state after that round, in the structure of `like`."""
+        """The state after this round, in the structure of `like`."""
         path = self._checkpoint(round_number)
         state, header = load_tree(path, like)
         if (header.get("round"), header.get("run")) != (round_number, self.run):
@@ -186,9 +189,11 @@ class Folder:
         return Saved(state, round_number)
 
     def go_on(self, like: Any) -> Saved | None:
-        """The last state that is whole and whose records are; None to begin anew. Later records are dropped.
+        """The last checkpoint that is whole and has whole records; None to start again. Later records are
+        dropped.
 
-        Where the last one is damaged, the one before it serves, with a warning; where no one is left, an error.
+        If the last checkpoint is damaged, the one before it is used, with a warning. If there are checkpoints
+        but none can be used, raises `UserError`.
         """
         sound, problems = records.how_far(self.metrics, self.run), []
         saved = None
@@ -224,11 +229,11 @@ class Folder:
     # Results
 
     def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
-        """The server's leaves, by path."""
+        """Save the server's leaves, by path."""
         save_arrays(self.path / "model.safetensors", params, {**header, "run": self.run})
 
     def model(self) -> dict[str, np.ndarray]:
-        """The trained leaves; of a run that has not ended, an error."""
+        """The trained leaves. Raises `UserError` if the run is not finished."""
         path, rounds = self.path / "model.safetensors", self.config().rounds
         arrays, header = load_arrays(path) if path.exists() else ({}, {"round": -1})
         if header["round"] < rounds:
@@ -243,9 +248,9 @@ class Folder:
         return arrays
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
-        """summary.json."""
+        """Write summary.json."""
         save_json(self.path / "summary.json", to_plain(summary))
 
     def summary(self) -> dict[str, Any]:
-        """The summary of a run that has ended."""
+        """The summary of a finished run."""
         return load_json(self.path / "summary.json")

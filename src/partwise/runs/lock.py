@@ -1,6 +1,6 @@
-"""One writer to a folder at a time: a lock that the kernel lets go when its holder ends, however it ends.
+"""One writer at a time for a folder. The kernel releases the lock when its holder ends, for whatever reason.
 
-This module imports nothing heavy, so that the command line can refuse a second writer before JAX starts.
+This module imports nothing large, so that the command line can refuse a second writer before JAX starts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 from partwise.types import RunWarning, UserError
 
 FILE = ".partwise.lock"
-ATTEMPTS = 100  # to take a lock that others take and let go meanwhile
+ATTEMPTS = 100  # tries for a lock that others take and release at the same time
 UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network file systems
 
 
 def check_place(path: str | Path) -> Path:
-    """The path, if a folder is there or can be."""
+    """Return the path. Raises `UserError` if there is no folder and there cannot be one."""
     if not str(path):
         raise UserError("the folder's name is empty: say where it is, as in --out runs/mine (out=...)")
     try:
@@ -39,13 +39,13 @@ def check_place(path: str | Path) -> Path:
 
 
 def cannot(path: str | Path, reason: str) -> UserError:
-    """Words for a place that cannot be a run's."""
+    """Return the error for a path that cannot be a run's folder."""
     name = str(path) if len(str(path)) <= 200 else f"{str(path)[:80]}... ({len(str(path))} characters)"
     return UserError(f"could not use '{name}' as a folder: {reason}. Choose another with --out (out=...)")
 
 
 def refuse_if_held(path: str | Path) -> None:
-    """Raise if another process writes to this folder just now; nothing is left behind."""
+    """Raise `UserError` if another process is writing to this folder now. Creates no files."""
     file = check_place(path) / FILE
     with contextlib.suppress(OSError):
         handle = os.open(file, os.O_RDWR | os.O_CLOEXEC)
@@ -57,7 +57,7 @@ def refuse_if_held(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def held(path: str | Path) -> Iterator[None]:
-    """The folder, made if it is not there, for this writer alone; made in vain, it is removed again."""
+    """Hold the folder for this writer alone. It is created if needed, and removed again if it stays empty."""
     path = check_place(path)
     missing = [each for each in (path, *path.parents) if not each.exists()]
     handle = _open(path)
@@ -69,13 +69,13 @@ def held(path: str | Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (path / FILE).unlink()
         os.close(handle)
-        with contextlib.suppress(OSError):  # what is in use stays
+        with contextlib.suppress(OSError):  # folders that are not empty stay
             for folder in missing:
                 folder.rmdir()
 
 
 def _open(path: Path) -> int:
-    """An open lock file that is ours, and is still the one in the folder."""
+    """Open and lock the lock file, and make sure that it is still the file in the folder."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
             handle = _created(path)

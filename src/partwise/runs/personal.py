@@ -1,4 +1,5 @@
-"""An unseen client with a file of its own: rebuild the local part, store it, refresh it, use it. All offline.
+"""An unseen client with its own file: rebuild the local part, store it, refresh it, use it. All of this is
+offline.
 
 FedRecon, section 4.1: "clients can perform reconstruction once and store local parameters for repeated use,
 optionally refreshing them periodically"; patent claim 9.
@@ -31,9 +32,9 @@ from partwise.types import UserError
 
 
 class Personal:
-    """A trained model on one client, which rebuilds and uses its local part offline.
+    """A trained model on one client. It rebuilds and uses the client's local part offline.
 
-    From a run's folder by `Personal.open(folder)`, or from a finished run by `run.personal`.
+    Make it from a run's folder with `Personal.open(folder)`, or from a finished run with `run.personal`.
     """
 
     def __init__(self, config: Config, setting: Setting, params: Mapping[str, Any], source: Source):
@@ -52,7 +53,7 @@ class Personal:
 
     @classmethod
     def open(cls, run: str | Path) -> Personal:
-        """From a run's folder; its training data is not needed.
+        """Open the model in a run's folder. The training data is not needed.
 
         Args:
             run: The folder of a run of a named task.
@@ -64,17 +65,17 @@ class Personal:
 
     @cached_property
     def digest(self) -> str:
-        """The model in one word, which a local part that was rebuilt for it carries."""
+        """The digest of the model. A local part that was rebuilt for this model contains it."""
         return digest_of(self.params, {})
 
     def personalize(
         self, examples: ClientStore, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
-        """The client's local part, rebuilt from all of these examples.
+        """Rebuild the client's local part from all of these examples.
 
         Args:
-            examples: A store of one client, with the columns that the model reads.
-            local: The local part there was, to refresh it; without it, the part begins with fresh values.
+            examples: A store with one client and the columns that the model reads.
+            local: An earlier local part, to refresh it. Without it, the part starts with initial values.
 
         Returns:
             The local part, {path: array}.
@@ -90,11 +91,11 @@ class Personal:
         """The model's outputs.
 
         Args:
-            local: The client's local part, as `personalize` gave it.
-            examples: A store of one client; columns that only the loss reads may be missing.
+            local: The client's local part, as `personalize` returned it.
+            examples: A store with one client. Columns that only the loss reads may be missing.
 
         Returns:
-            What the model's `predict` gives: the first axis is the example.
+            The output of the model's `predict`. The first axis is the example.
         """
         examples = self._read_by_model(examples)
         self._check_local(local)
@@ -103,7 +104,8 @@ class Personal:
         return found
 
     def _read_by_model(self, examples: ClientStore) -> ClientStore:
-        """Only the columns of the setting: others, such as times, need not be numbers that a model can read."""
+        """Only the columns of the setting. Other columns, such as times, may hold values that a model cannot
+        read."""
         return examples.select([name for name in self.setting.columns if name in examples.columns])
 
     def _check_local(self, local: Mapping[str, Any]) -> None:
@@ -117,28 +119,29 @@ class Personal:
             )
 
     def _message(self, examples: ClientStore) -> bytes:
-        """What the client would fetch: here from the model at hand."""
+        """The message that a client would be sent, made from the model at hand."""
         partition = self.setting.partition
         return send(partition, self.params, self.device.ask_whole(examples).keys, self.rng)
 
     def columns_in(self, path: str | Path) -> tuple[str, ...]:
-        """The model's columns that a file has: its keys, which it must have, and others that can be read."""
+        """The model's columns that a file has: the key columns, which it must have, and other columns that
+        can be read."""
         others = [name for name in self.setting.columns if name not in self.vocabularies]
         there = readable(path, [self.names[name] for name in others], self.dialect)
         return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
     def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
-        """One client's table (CSV, Parquet, Arrow), with ids as in the source of the training data.
+        """Read one client's table (CSV, Parquet, Arrow), with the ids of the source of the training data.
 
         Args:
             path: The file.
             columns: The columns to read, by their names in the model.
-            client_id: Of a table of several clients, whose rows to take.
+            client_id: Which client's rows to take, if the table has several clients.
 
         Returns:
-            A `ClientFile`: `examples` (a store of one client), `rows` (their numbers in the file) and
-            `unknown` (how many rows were left out, because the model has never met an id in them). Lists of
-            ids have as much room as in training: the last ones are kept.
+            A `ClientFile`: `examples` (a store with one client), `rows` (their numbers in the file) and
+                `unknown` (how many rows were left out because the model does not know an id in them). Lists
+                of ids have the same length as in training: only the last ids are kept.
         """
         self._check_from_tables([name for name in columns if name in self.vocabularies])
         form = Form(
@@ -151,7 +154,8 @@ class Personal:
         return read_client_file(path, form, client_id)
 
     def _check_from_tables(self, named: Sequence[str]) -> None:
-        """Keys of tables are sorted by id; those of words by how frequent they are."""
+        """Raise `UserError` if keys are not sorted by id. Keys of tables are; keys of words are sorted by
+        frequency."""
         for name in named:
             ids = self.vocabularies[name]
             if np.any(ids[1:] < ids[:-1]):
@@ -167,12 +171,13 @@ def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
 
 
 def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
-    """Store a local part; it belongs to the client, goes nowhere else, and only its owner may read it.
+    """Store a local part. It belongs to the client and should stay there. Only the owner of the file may read
+    it.
 
     Args:
-        path: Where to; a file that is not a local part is not overwritten.
-        local: The local part, as `Personal.personalize` gave it.
-        model: The digest of the model that it was rebuilt for: `Personal.digest`.
+        path: The file to write. An existing file that is not a local part is not overwritten.
+        local: The local part, as `Personal.personalize` returned it.
+        model: The digest of the model for which it was rebuilt: `Personal.digest`.
     """
     if Path(path).exists() and Path(path).stat().st_size and not _is_local(path):
         raise UserError(
@@ -182,11 +187,12 @@ def save_local(path: str | Path, local: Mapping[str, Any], model: str) -> None:
 
 
 def load_local(path: str | Path, model: str | None = None) -> dict[str, np.ndarray]:
-    """A local part that was stored before, {path: array}.
+    """Load a local part that `save_local` stored, {path: array}.
 
     Args:
         path: The file.
-        model: The digest of the model (`Personal.digest`) that it must have been rebuilt for; None: any.
+        model: The digest of the model (`Personal.digest`) for which it must have been rebuilt; None accepts
+            any.
     """
     arrays, header = load_arrays(regular(path, "give the file that `partwise personalize` wrote"))
     if header.get("kind") != "local":

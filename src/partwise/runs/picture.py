@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from partwise.checkpoint import write_file
 
 INK, QUIET, RED = "#1f4e79", "#8a8a8a", "#b03a2e"
-FEW = 20  # rounds that are drawn as dots too
+FEW = 20  # up to this many rounds are drawn with dots
 QUICK = "quick check of the machinery, not the reproduction"
 
 
@@ -32,7 +32,7 @@ def learning_curve(path: Path, records: Sequence[Mapping[str, Any]], summary: Ma
 
 
 def _draw_training(axes: Axes, records: Sequence[Mapping[str, Any]]) -> None:
-    """On a logarithmic scale, where losses have logarithms and are far apart."""
+    """The training loss, on a logarithmic scale if all losses are positive and far apart."""
     losses = [_plotted(record["train"]["loss"]) for record in records]
     finite = [loss for loss in losses if math.isfinite(loss)]
     axes.plot([r["round"] for r in records], losses, color=INK, linewidth=0.8, **_dots(losses))
@@ -64,7 +64,7 @@ def _draw_validation(axes: Axes, evaluated: Sequence[Mapping[str, Any]], summary
 
 
 def _dots(values: Sequence[float]) -> dict[str, Any]:
-    """A few values are also dots: a line needs two."""
+    """Draw dots too if there are few values, because a line needs two values."""
     return {"marker": "o", "markersize": 3} if len(values) <= FEW else {}
 
 
@@ -74,7 +74,7 @@ def _say_nothing(axes: Axes, text: str) -> None:
 
 
 def _mark_rounds(axes: Axes, last: int) -> None:
-    """Rounds are whole numbers, and all of the run has room."""
+    """Whole numbers on the axis of rounds, with room for all rounds of the run."""
     axes.set(xlabel="round", xlim=(min(0.5, 1 - 0.03 * last), last + max(0.5, 0.03 * last)))
     if last <= FEW // 2:
         axes.set_xticks(range(1, last + 1))
@@ -83,17 +83,17 @@ def _mark_rounds(axes: Axes, last: int) -> None:
 
 
 def _plotted(value: float | None) -> float:
-    """A metric that is undefined leaves a gap."""
+    """The value to draw. An undefined metric leaves a gap."""
     return math.nan if value is None else value
 
 
 def main_metric(evaluation: Mapping[str, Any]) -> str:
-    """The first metric of the model; without any, the loss."""
+    """The first metric of the model; the loss if there is none."""
     return next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
 
 
 def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
-    """A PNG, whole or not at all; a quick one says so."""
+    """Write a PNG file, completely or not at all. A quick picture has a title that says so."""
     if quick:
         figure.suptitle(QUICK, fontsize=10, color=RED)
     data = io.BytesIO()
@@ -104,7 +104,8 @@ def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
 def bars_beside(
     path: Path, rows: Sequence[Mapping[str, Any]], label: str, most: float, quick: bool = False
 ) -> None:
-    """The paper's figures beside ours, a pair of bars a row; bars longer than `most` are cut and labelled."""
+    """The paper's numbers beside ours: a pair of bars for each row. Bars longer than `most` are cut and
+    labelled."""
     figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1), layout="constrained")
     axes = figure.subplots()
     for i, row in enumerate(rows):

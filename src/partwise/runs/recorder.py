@@ -1,4 +1,4 @@
-"""Where the rounds of a run go: into its folder as they come, or into memory where there is none."""
+"""Where the rounds of a run are recorded: in its folder as they come, or in memory if there is no folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from partwise.runs.tally import Tally
 
 
 class Recorder:
-    """Writes rounds down and tallies them; of a run that goes on, after those that it has."""
+    """Records rounds and tallies them. If a run continues, the tally starts with the rounds that the folder
+    has."""
 
     def __init__(self, folder: Folder | None):
         self.folder, self.tally = folder, Tally()
@@ -21,7 +22,7 @@ class Recorder:
                 self.tally.add(record)
 
     def add(self, rounds: Sequence[Mapping[str, Any]]) -> None:
-        """The next rounds."""
+        """Record the next rounds."""
         if self.folder:
             self.folder.append(rounds)
         else:

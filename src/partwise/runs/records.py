@@ -1,8 +1,8 @@
-"""metrics.jsonl: a line for every round, each with a checksum, the rounds 1, 2, 3, ... without a gap.
+"""metrics.jsonl: one line for every round, each with a checksum. The rounds are 1, 2, 3, ... without a gap.
 
-Lines are appended as rounds are run. A checksum is of the line and of the run's name, so that lines of another run
-are told as such. What a kill or a bad disk left is told apart by checksum and number: rounds
-are taken as far as they are whole, and nothing is ever read past a damaged line.
+Lines are appended as rounds are run. A checksum is over the line and the run's digest, so that lines of
+another run are recognised. Checksum and number show what a kill or a bad disk has damaged. Rounds are read up
+to the first damaged line, and never past it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CHECK = b', "crc32": '
 
 
 def as_record(record: Record) -> dict[str, Any]:
-    """A line of metrics.jsonl, not evaluated yet."""
+    """A round as a line of metrics.jsonl, without an evaluation yet."""
     line = record._asdict()
     loss = line.pop("loss")
     if not record.serving:
@@ -32,7 +32,7 @@ def as_record(record: Record) -> dict[str, Any]:
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, Any]], run: str = "") -> None:
-    """Add rounds at the end; `flush_records` makes sure that they are on the disk."""
+    """Add rounds at the end. `flush_records` makes sure that they are on the disk."""
     with _writing(path, "ab") as file:
         file.write(b"".join(to_line(record, run) for record in records))
 
@@ -62,7 +62,7 @@ def to_line(record: Mapping[str, Any], run: str = "") -> bytes:
 
 
 def from_line(line: bytes, run: str = "") -> dict[str, Any]:
-    """The inverse; a ValueError says what is wrong."""
+    """The inverse of `to_line`. Raises ValueError with the problem if the line is damaged."""
     start, sign, check = line.rpartition(CHECK)
     text = start + b"}"
     if not sign or check != b"%d}\n" % _checksum(text, run):
@@ -75,14 +75,14 @@ def _checksum(text: bytes, run: str) -> int:
 
 
 class Sound(NamedTuple):
-    """How far the rounds of a file are whole, from the first on."""
+    """How many rounds of a file are whole, counted from the first."""
 
     rounds: int
-    problem: str  # what is wrong with the next line; empty if there is none
+    problem: str  # what is wrong with the next line; empty if nothing is
 
 
 def iterate_records(path: Path, run: str = "") -> Iterator[dict[str, Any]]:
-    """The rounds from the first on; a ValueError where one is damaged or missing."""
+    """The rounds from the first on. Raises ValueError at a round that is damaged or missing."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             record = from_line(line, run)
@@ -92,7 +92,7 @@ def iterate_records(path: Path, run: str = "") -> Iterator[dict[str, Any]]:
 
 
 def how_far(path: Path, run: str = "") -> Sound:
-    """Look at all lines, one after the other."""
+    """Check all lines, one after the other."""
     rounds = 0
     try:
         for _ in iterate_records(path, run):
@@ -107,7 +107,7 @@ def how_far(path: Path, run: str = "") -> Sound:
 
 
 def read_records(path: Path, run: str = "") -> list[dict[str, Any]]:
-    """All rounds. A last line that a kill cut short is left out; damage before it is an error."""
+    """All rounds. A last line that was cut short by a kill is left out. Earlier damage raises `UserError`."""
     records = []
     try:
         for record in iterate_records(path, run):
@@ -125,7 +125,7 @@ def read_records(path: Path, run: str = "") -> list[dict[str, Any]]:
 
 
 def damaged_line(path: Path, number: int, problem: str) -> UserError:
-    """Words for a file that cannot be read past a line."""
+    """Return the error for a file that cannot be read past this line."""
     return UserError(
         f"'{path}' is damaged: line {number} should be of round {number}, and {problem or 'is missing'}. Put a "
         f"whole copy of it back, or train again in another folder"
@@ -133,7 +133,7 @@ def damaged_line(path: Path, number: int, problem: str) -> UserError:
 
 
 def keep_first(path: Path, rounds: int) -> None:
-    """Drop the lines after that round, which will be run again."""
+    """Drop the lines after this round. Their rounds will be run again."""
     if not path.exists():
         return
     with _writing(path, "r+b") as file:

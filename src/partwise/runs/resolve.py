@@ -1,4 +1,4 @@
-"""A task and its configuration: from what was asked for, or from the folder of a run."""
+"""The task and the configuration of a run: from what the user asks for, or from the folder of a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,12 @@ def resolve(
     preset: str | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> tuple[Task, Config]:
-    """The task, and the configuration: defaults, then the task's settings or those of its preset, then all settings
-    of a recorded run, if there is one, then `changes`. What is written in `changes` must have an effect."""
+    """The task and its configuration.
+
+    The configuration is made of the defaults, then the task's settings or those of its preset, then all
+    settings of a recorded run if there is one, then `changes`. A setting in `changes` that has no effect
+    raises `UserError`.
+    """
     name = task if isinstance(task, str) else task.name
     if preset is not None and recorded:
         raise UserError(
@@ -75,7 +79,8 @@ def _load(name: str, options: Mapping[str, Any], preset: str | None) -> Task:
 
 
 def _unchanged(task: Task, options: Mapping[str, Any], preset: str | None) -> Task:
-    """A Task object that is loaded already: options cannot change it any more, nor can those of a preset."""
+    """A Task object that is already loaded. Neither options nor a preset can change its data, so other values
+    raise `UserError`."""
     if preset is not None:
         task = with_preset(task, preset)
         options = data_options(task.defaults) | dict(options)
@@ -89,7 +94,7 @@ def _unchanged(task: Task, options: Mapping[str, Any], preset: str | None) -> Ta
 
 
 def check_resumable(folder: Folder) -> None:
-    """Raise if there is no run to go on with."""
+    """Raise `UserError` if the folder has no run to continue."""
     if not folder.exists():
         raise UserError(
             f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
@@ -104,8 +109,8 @@ def resumed(
     changes: Mapping[str, Any],
     preset: str | None = None,
 ) -> tuple[Task, Config]:
-    """The run in a folder, to go on with: everything as it was, save perhaps the number of rounds. A preset must be
-    the one that it was begun with."""
+    """The task and configuration of the run in a folder, to continue it. Everything must be as before, except
+    the number of rounds and a few more (`MAY_CHANGE`). A preset must be the one with which the run began."""
     check_resumable(folder)
     saved = folder.config()
     name = task.name if isinstance(task, Task) else task or saved.task
@@ -128,7 +133,7 @@ def resumed(
 def reopened(
     folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
 ) -> tuple[Task, Config]:
-    """The task and configuration of a recorded run, with changes; its data may have moved to `data`."""
+    """The task and configuration of a recorded run, with changes. Its data may have moved to `data`."""
     saved = folder.config()
     if task is None:
         entry_of(saved.task)
@@ -143,7 +148,7 @@ def reopened(
 
 
 def check_data(folder: Folder, task: Task) -> None:
-    """Raise if the data is not what the run was trained on."""
+    """Raise `UserError` if the data is not what the run was trained on."""
     other = differences(folder.begun()["data"], fingerprint(task))
     if other:
         raise UserError(
@@ -153,8 +158,8 @@ def check_data(folder: Folder, task: Task) -> None:
 
 
 def check_other_data(folder: Folder, task: Task, keys: Sequence[str]) -> None:
-    """Raise if options of [data] that were changed for an evaluation change the model, which is trained already, or
-    nothing."""
+    """Raise `UserError` if options of [data] that were changed for an evaluation would change the trained
+    model, or would change nothing."""
     trained, now = folder.model_options(), to_plain(dict(task.options))
     for key in keys:
         name = key.removeprefix("data.")
@@ -169,8 +174,8 @@ def check_other_data(folder: Folder, task: Task, keys: Sequence[str]) -> None:
 
 
 def as_trained(folder: Folder, task: Task) -> Task:
-    """The task with the model as it was trained: constants that were taken from the training data then, such as the
-    mean rating, are not taken anew."""
+    """The task with the model as it was trained. Constants from the training data, such as the mean rating,
+    are not computed again."""
     if not is_named(task.name):
         return task
     personal, stateful = entry_of(task.name).settings(**folder.model_options())
@@ -178,7 +183,7 @@ def as_trained(folder: Folder, task: Task) -> Task:
 
 
 def entry_of(name: str) -> Entry:
-    """The named task of a run."""
+    """The entry of a run's named task."""
     if not is_named(name):
         raise UserError(
             f"the run's task '{name}' is not a named one, so its folder alone cannot rebuild it: use the Run "

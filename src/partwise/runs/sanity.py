@@ -1,4 +1,4 @@
-"""What can be known to go wrong before a round is run, and soon after."""
+"""Checks for problems that can be found before the first round, or soon after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partwise.runs.tally import Tally
 from partwise.server.messages import send
 from partwise.types import UserError, counted
 
-# Why an update was left out, as in the records: of one, of several, and what helps.
+# Why an update was not used, as in the records: words for one, words for several, and a remedy.
 LEFT_OUT = {
     "broken": (
         "update that was not finite",
@@ -40,7 +40,7 @@ LEFT_OUT = {
 
 
 def check_cohort(prepared: Prepared) -> None:
-    """Raise if a round asks more clients than there are, in a way that cannot be, or if nobody can ever count."""
+    """Raise `UserError` if a round asks more clients than there are, or if no client can ever take part."""
     wanted, store = prepared.recruiting, prepared.store
     if not store.num_clients:
         raise UserError(
@@ -65,7 +65,8 @@ def check_cohort(prepared: Prepared) -> None:
 
 
 def check_fit(prepared: Prepared, config: Config) -> None:
-    """Raise if model and partition, or model and algorithm, do not fit, by a look at the largest client."""
+    """Raise `UserError` if the model does not fit the partition or the algorithm. Checked on the largest
+    client."""
     algorithm = prepared.build(prepared.rates)
     examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
     rng = round_rng(config.seed, INIT_ROUND)
@@ -75,7 +76,8 @@ def check_fit(prepared: Prepared, config: Config) -> None:
 
 
 def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:
-    """Raise if a run's model has not the shapes that its task and settings now make, or is not finite."""
+    """Raise `UserError` if a run's model is not finite, or does not have the shapes that its task and
+    settings make now."""
     algorithm = prepared.evaluation(prepared.rates)
     wanted = jax.eval_shape(lambda: init_params(algorithm, round_rng(0, INIT_ROUND)))
     try:
@@ -92,7 +94,7 @@ def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -
 
 
 def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
-    """Raise if some value is not finite, with the name of the array."""
+    """Raise `UserError` with the name of the array if some value is not finite."""
     for path, array in arrays.items():
         wrong = int(np.size(array) - np.isfinite(np.asarray(array, np.float64)).sum())
         if wrong:
@@ -104,19 +106,20 @@ def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
 
 
 def left_out(tally: Tally) -> dict[str, int]:
-    """How many updates were not used in all rounds, by the reason."""
+    """How many updates were not used in all rounds, by reason."""
     return {reason: tally.sums[reason] for reason in LEFT_OUT}
 
 
 def tell_left_out(counts: Mapping[str, int]) -> str:
-    """The same in words; empty if nothing was left out."""
+    """The counts of `left_out` in words; empty if all updates were used."""
     return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 
 def check_going(tally: Tally, patience: int, rounds: int) -> None:
-    """Raise if the run goes nowhere: nobody has counted so far, or most of the latest rounds went wrong.
+    """Raise `UserError` if the run learns nothing: no client has been used so far, or most of the latest
+    rounds went wrong.
 
-    A short run has less patience: half of its rounds.
+    In a short run, the patience is at most half of its rounds.
     """
     if not tally.sums["clients"]:
         if tally.rounds >= min(patience or rounds, rounds):

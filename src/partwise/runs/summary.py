@@ -1,4 +1,4 @@
-"""What is told of a run when it has ended."""
+"""What is said about a run when it has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partwise.tasks import Task
 def summarize_run(
     task: Task, prepared: Prepared, config: Config, tally: Tally, test: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """summary.json, but for the seconds."""
+    """The content of summary.json, except the seconds."""
     clients = max(sum(tally.sums[reason] for reason in ("clients", "empty", "broken")), 1)
     return {
         "task": config.task,
@@ -46,19 +46,20 @@ def summarize_run(
 
 
 def device_words() -> str:
-    """What the run is on."""
+    """The devices of the run, in words."""
     return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
 
 
 def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:
-    """The lowest error that any method can reach on the test clients, evaluated as they are; empty if unknown."""
+    """The lowest error that any method can reach on the test clients, with the same evaluation; empty if
+    unknown."""
     kept = prepared.evaluation(prepared.rates).judged_with
     on_query = bool(prepared.evaluated.partition.local_paths) and not (task.seen or kept)
     return dict(task.best(make_evaluation_split(config) if on_query else None))
 
 
 def _fewer(task: Task) -> dict[str, tuple[int, int]]:
-    """Options of which the data had less than was asked for, such as words: asked, there."""
+    """Options of which the data had less than was asked for, such as words: {option: (asked, found)}."""
     pairs = {name: (task.loaded.get(name), there) for name, there in task.options.items()}
     return {
         name: (asked, there)
@@ -68,7 +69,7 @@ def _fewer(task: Task) -> dict[str, tuple[int, int]]:
 
 
 def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") -> dict[str, str]:
-    """Which clients were judged, with which parameters, and what weighs how much in a mean."""
+    """Which clients were evaluated, with which parameters, and what is weighted how in a mean."""
     partition, keeps = prepared.evaluated.partition, prepared.evaluation(prepared.rates).judged_with
     if not partition.local_paths:
         local = "none"
@@ -92,7 +93,7 @@ def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") 
 
 
 def _seen(task: Task, split: str) -> str:
-    """Whether the judged clients were trained on: their ids say so."""
+    """Whether the evaluated clients were in the training, judged by their ids."""
     clients = getattr(task, split).client_ids
     known = int(np.isin(clients, task.train.client_ids).sum()) if len(clients) else 0
     if 0 < known < len(clients):
@@ -101,7 +102,7 @@ def _seen(task: Task, split: str) -> str:
 
 
 def _weights(weigh: Callable[..., Any]) -> str:
-    """What weighs alike in a mean: examples, or what a function with a name counts."""
+    """What has the same weight in a mean: examples, or what a named weight function counts."""
     name = getattr(weigh, "__name__", "<")
     if weigh is one_per_example:
         return "examples"
@@ -109,9 +110,8 @@ def _weights(weigh: Callable[..., Any]) -> str:
 
 
 def not_finite(metrics: Mapping[str, Any]) -> list[str]:
-    """The metrics that are no finite number, or are not for some client, although there were examples.
-
-    One that is undefined for these examples is not among them."""
+    """The metrics that are not finite, for all clients together or for some client, although there were
+    examples. A metric that is undefined for these examples is not included."""
     if not metrics["clients"]:
         return []
     known = {name: spread for name, spread in metrics["over_clients"].items() if metrics[name] is not None}
@@ -123,7 +123,7 @@ def not_finite(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def nobody_judged(split: str) -> str:
-    """Words for an evaluation of nobody."""
+    """The message for an evaluation without clients."""
     return (
         f"no {split} client has an example to be judged on, so there is no result: clients need more examples, or "
         f"another evaluation_split (its query set is empty)"
@@ -131,7 +131,7 @@ def nobody_judged(split: str) -> str:
 
 
 def tell_not_finite(names: Sequence[str], split: str) -> str:
-    """The same in a sentence."""
+    """The message for metrics that are not finite."""
     return (
         f"{', '.join(names)} of the {split} clients is not a finite number: the model cannot be used by some "
         f"of them. Lower reconstruct.rate or update.rate."

@@ -1,4 +1,4 @@
-"""A grid of rates and seeds, trained side by side and judged on the validation clients."""
+"""A grid of rates and seeds, trained side by side and evaluated on the validation clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partwise.simulation.many_runs import Sweep
 from partwise.tasks import Task
 from partwise.types import UserError, unknown
 
-# The keys that are values of a compiled program, and what an algorithm calls them.
+# Settings that are values in a compiled program, and their names in an algorithm's rates.
 RATES = {
     "reconstruct.rate": "reconstruct",
     "reconstruct.pull": "pull",
@@ -79,6 +79,6 @@ def sweep(
 
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial:
-    """The lowest of a metric on the validation clients; runs that diverged come last."""
+    """The trial with the lowest metric on the validation clients. Runs that diverged come last."""
     value = lambda trial: trial.validation[metric]
     return min(trials, key=lambda trial: value(trial) if np.isfinite(value(trial)) else np.inf)

@@ -1,4 +1,4 @@
-"""What is remembered of a run's rounds: sums, and a thinned curve. It does not grow with the rounds."""
+"""What is remembered about a run's rounds: sums, and a thinned curve. Its size does not grow with the rounds."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-POINTS = 2048  # of a curve at most; up to so many rounds it is the whole one
-LOOKS = 256  # evaluations that are kept at most
-FIRST_ROUNDS = 3  # whose losses say what is usual
-EXPLODED = 1e3  # times the usual; a loss below 1 counts as 1, so that those near zero never explode
+POINTS = 2048  # the most points of a curve; with fewer rounds, the curve has all of them
+LOOKS = 256  # the most evaluations that are kept
+FIRST_ROUNDS = 3  # their losses are the usual losses
+EXPLODED = 1e3  # times the usual loss, which counts as at least 1, so that losses near zero do not explode
 SUMMED = ("clients", "empty", "too_small", "dropped", "bytes_down", "bytes_up")
 
 
 class Thinned:
-    """At most so many of any number of things, spread evenly, and always the last."""
+    """At most `most` of any number of things, spread evenly, and always the last one."""
 
     def __init__(self, most: int):
         self.most, self.every, self.seen = most, 1, 0
@@ -33,7 +33,7 @@ class Thinned:
         self.seen += 1
 
     def all(self) -> list[Any]:
-        """In their order."""
+        """The kept things, in their order."""
         last = (self.seen - 1) % self.every != 0
         return [*self._kept, *([self._last] if self.seen and last else [])]
 
@@ -46,13 +46,13 @@ class Tally:
         self.sums: Counter[str] = Counter()
         self._points, self._looks = Thinned(POINTS), Thinned(LOOKS)
         self._usual: list[float] = []
-        self.wrong = 0  # by how many the latest rounds that went wrong outnumber the others
+        self.wrong = 0  # of the latest rounds: those that went wrong minus the others
         self.wrong_since: int | None = None
         self.wrong_loss: float | None = None
         self.wrong_clients: tuple[Any, ...] = ()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One more round, as metrics.jsonl has it."""
+        """Add a round, as in metrics.jsonl."""
         self.rounds += 1
         for name in SUMMED:
             self.sums[name] += record[name]
@@ -77,8 +77,8 @@ class Tally:
                 self._usual.append(abs(loss))
 
     def _went_wrong(self, loss: float, clients: int, broken: int) -> bool:
-        """Most updates were not finite, or the loss is not, or is far above that of the first rounds. A round in
-        which nobody counted, for other reasons, says nothing."""
+        """Whether most updates were not finite, or the loss is not finite or is far above the first rounds. A
+        round in which no client was used for other reasons did not go wrong."""
         if broken > clients:
             return True
         known = len(self._usual) == FIRST_ROUNDS
@@ -86,12 +86,12 @@ class Tally:
         return bool(clients) and (exploded or not math.isfinite(loss))
 
     def curve(self) -> list[dict[str, Any]]:
-        """Rounds for a picture, in order: those that were evaluated, and others between them."""
+        """Rounds for a picture, in order: the evaluated ones, and others between them."""
         rounds = {point["round"]: point for point in self._points.all()}
         rounds |= {point["round"]: point for point in self._looks.all()}
         return [rounds[number] for number in sorted(rounds)]
 
     def median_seconds(self) -> float:
-        """Of a round; exact up to `POINTS` rounds."""
+        """The median seconds of a round; exact up to `POINTS` rounds."""
         seconds = [point["seconds"] for point in self._points.all()]
         return float(np.median(seconds)) if seconds else math.nan

@@ -1,4 +1,4 @@
-"""Train and evaluate: a task and a configuration into a run, recorded in a folder."""
+"""Train and evaluate: turn a task and a configuration into a run, recorded in a folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULT = "planted"  # the task that is trained if none is named
 
 
 class Status(NamedTuple):
-    """Where a run is, for a progress bar."""
+    """How far a run is, for a progress bar."""
 
     round: int
     rounds: int
@@ -57,7 +57,7 @@ def silent(status: Status) -> None:
 
 
 def untold(text: str) -> None:
-    """Tell nothing."""
+    """Print nothing."""
 
 
 class Run(NamedTuple):
@@ -66,8 +66,9 @@ class Run(NamedTuple):
     Attributes:
         config: All settings, resolved.
         task: What was trained.
-        params: The server's parameters, {path: array}; keyed ones with a row for each key. No local part.
-        summary: What summary.json holds: test metrics, bytes, seconds, versions.
+        params: The server's parameters, {path: array}. Keyed leaves have one row per key. Local leaves are
+            not included.
+        summary: The content of summary.json: test metrics, bytes, seconds, versions.
         recorded: Where the records are.
     """
 
@@ -83,7 +84,7 @@ class Run(NamedTuple):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Every round; of a run with a folder they are read from it, else they are kept in memory."""
+        """The record of every round. They are read from the run's folder, or from memory if it has none."""
         return self.recorded.records()
 
     @property
@@ -116,14 +117,14 @@ def train(
     Args:
         task: The name of a task (`partwise tasks` lists them; by default `planted`), or a `Task` of your own.
         data: Where the data of a named task is: a file, a folder, or None for the task's own place.
-        out: A folder in which the run is recorded. Without it nothing is written.
-        resume: Go on with the run in `out`, from its last checkpoint.
-        preset: Other settings of the task in place of its defaults, such as those of its "paper".
+        out: A folder in which the run is recorded. Without it, nothing is written.
+        resume: Continue the run in `out` from its last checkpoint.
+        preset: A named set of settings of the task in place of its defaults, such as "paper".
         progress: Called with a `Status` after every compiled call and every evaluation.
-        told: Called with sentences on what goes on before the first round.
+        told: Called with sentences about what happens before the first round.
         changes: Settings as dotted keys, {"reconstruct.rate": 0.5}; the same as `settings`.
-        recorded: All settings of another run (its config.toml as dotted keys), on which `changes` are made.
-        began: The `time.perf_counter()` from which the seconds in all count (default: this call).
+        recorded: All settings of another run (its config.toml as dotted keys). `changes` are applied to them.
+        began: The `time.perf_counter()` from which the total seconds are counted (default: this call).
         **settings: Settings with `__` for the dot: rounds=100, reconstruct__rate=0.5. `partwise settings
             TASK` lists them all with their meanings.
 
@@ -197,7 +198,7 @@ def _train(
 
 
 def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
-    """The learning curve; a run is not lost for want of its picture."""
+    """Draw the learning curve. If this fails, only a warning is given."""
     try:
         from partwise.runs.picture import learning_curve
 
@@ -217,7 +218,7 @@ def _rounds(
     recorder: Recorder,
     progress: OnStatus,
 ) -> None:
-    """Run the rounds that are left. A round that is evaluated is written down with its evaluation."""
+    """Run the remaining rounds. An evaluated round is recorded together with its evaluation."""
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
     while simulation.round < config.rounds:
         due, save = _next(simulation.round, every), _next(simulation.round, saving)
@@ -243,8 +244,8 @@ def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config) -> N
 
 @contextmanager
 def recording(folder: Folder | None, task: Task, config: Config, simulation: Backend) -> Iterator[Recorder]:
-    """Begin a run's folder, or go on with the run that is there. Of a new run that fails before any client counted
-    nothing is left."""
+    """Start a run's folder, or continue the run that is there. If a new run fails before any client was used,
+    nothing is left in the folder."""
     if folder is None:
         yield Recorder(None)
         return
@@ -279,5 +280,5 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
 
 
 def _next(round_number: int, every: int) -> int:
-    """The next multiple; 0 means never."""
+    """The next multiple of `every`; 0 means never."""
     return (round_number // every + 1) * every if every > 0 else sys.maxsize

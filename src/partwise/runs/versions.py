@@ -11,7 +11,7 @@ PACKAGES = ("jax", "jaxlib", "optax", "numpy", "pyarrow", "safetensors")
 
 
 def versions() -> dict[str, str]:
-    """By name; a package that runs from its source is not known as installed."""
+    """{name: version}. A package that runs from its source is not installed; its version is "unknown"."""
     found = {"python": platform.python_version(), "partwise": __version__}
     for name in PACKAGES:
         try:
