@@ -1,4 +1,4 @@
-"""How clients are judged: with which setting, and what a configuration may say of it."""
+"""How clients are evaluated: with which setting, and which configurations are allowed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ LOCAL = ("rebuilt", "tuned", "trained")  # values of evaluation.local
 
 
 def judged_setting(setting: Setting, config: Config) -> Setting:
-    """The setting in which clients are judged: a local part that the server trained begins as it is there."""
+    """The setting in which clients are evaluated. A local part that the server trained starts from the
+    trained values."""
     one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local == "rebuilt":
         return setting
@@ -23,7 +24,7 @@ def judged_setting(setting: Setting, config: Config) -> Setting:
 
 
 def check_judged(task: Task, config: Config) -> None:
-    """Raise where a setting of evaluation would be without effect."""
+    """Raise `UserError` if a setting of evaluation would have no effect."""
     local, steps = config.evaluation.local, config.fine_tune.max_steps
     one_of("evaluation.local", local, LOCAL)
     if task.seen and steps != 0:
@@ -47,7 +48,7 @@ def check_judged(task: Task, config: Config) -> None:
 
 
 def server_side(task: Task) -> Setting:
-    """The setting in which all parameters are the server's."""
+    """The setting in which all parameters are on the server."""
     if task.stateful is None and not task.personal.partition.local_paths:
         return task.personal
     if task.stateful is None:
@@ -59,7 +60,8 @@ def server_side(task: Task) -> Setting:
 
 
 def check_rebuilt(config: Config) -> None:
-    """Raise where clients are to be judged with a local part that nobody trained."""
+    """Raise `UserError` if clients would be evaluated with a server-trained local part, although the server
+    trains none."""
     one_of("evaluation.local", config.evaluation.local, LOCAL)
     if config.evaluation.local != "rebuilt":
         raise UserError(

@@ -1,4 +1,4 @@
-"""A task's own options (`data.*`): read as the types that its `load` names, and explained."""
+"""A task's own options (`data.*`): converted to the types that its `load` names, and explained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from partwise.types import unknown
 
 
 def read_options(load: Callable[..., Task], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with their values as the types of `load`; names that it does not have are left for it to refuse."""
+    """Options with their values converted to the types of `load`. Names that `load` does not have are passed
+    on; it refuses them."""
     known = keyword_options(load)
     return {name: _read(f"data.{name}", value, known.get(name)) for name, value in options.items()}
 
@@ -42,7 +43,7 @@ def _kind(about: inspect.Parameter | None) -> tuple[str | tuple[str, ...], str]:
 
 
 def _literal(value: Any) -> Any:
-    """Text as the number or truth value that it looks like."""
+    """Text converted to the number or truth value that it looks like."""
     if not isinstance(value, str):
         return value
     for read in (int, float):

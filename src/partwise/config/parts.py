@@ -1,4 +1,4 @@
-"""The parts of an algorithm, as a configuration names them."""
+"""Makes the parts of an algorithm that a configuration names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from partwise.types import UserError, unknown
 
 
 def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
-    """Which keys clients ask for: as the configuration says; else all that could matter."""
+    """Which keys clients ask for: as the configuration says; by default all keys that could matter."""
     known = {space: text for space, text in config.select.items() if space in setting.partition.spaces}
     if len(known) < len(config.select):
         name = next(space for space in config.select if space not in known)
@@ -39,7 +39,7 @@ def make_schedule(config: Config) -> Schedule:
 
 
 def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Reconstruct:
-    """R, by name."""
+    """The reconstruction algorithm R that the configuration names."""
     part = config.reconstruct
     one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
     if part.method == "solve":
@@ -52,7 +52,7 @@ def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Re
 
 
 def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
-    """U, by name."""
+    """The client update algorithm U that the configuration names."""
     part = config.update
     one_of("update.method", part.method, ("steps", "solve"))
     if part.method == "solve":
@@ -62,7 +62,7 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
 
 
 def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | None:
-    """What a client does to the shared and keyed parts before it is judged; None: nothing."""
+    """What a client does to the shared and keyed parts before it is evaluated; None for nothing."""
     part = config.fine_tune
     optimizer = make_client_optimizer(part.optimizer, rates["fine_tune"])
     if part.max_steps == 0:
@@ -73,7 +73,7 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
-    """A split function by name."""
+    """The split function that the configuration names."""
     one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
     if part.kind == "alternate":
         return split.alternate(part.batch_size)
@@ -81,7 +81,7 @@ def make_split(part: SplitConfig, section: str = "split") -> split.Split:
 
 
 def make_evaluation_split(config: Config) -> split.Split:
-    """How a client that is evaluated splits its examples."""
+    """How an evaluated client splits its examples."""
     if config.evaluation_split.kind != "same":
         return make_split(config.evaluation_split, "evaluation_split")
     none = config.split.kind == "none"
@@ -89,7 +89,7 @@ def make_evaluation_split(config: Config) -> split.Split:
 
 
 def make_client_optimizer(name: str, rate: Any) -> Any:
-    """SGD is just its rate; anything else by name."""
+    """The optimizer with this name. For SGD, this is just the rate."""
     if name not in OPTIMIZERS:
         raise unknown("client optimizer", name, OPTIMIZERS)
     optimizer = make_optimizer(name, rate)
@@ -111,7 +111,7 @@ def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOpt
 
 
 def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> Aggregator:
-    """What the sum of a round means; heat is counted over the training clients in `store`."""
+    """How the updates of a round are combined. Heat is counted over the training clients in `store`."""
     part, spaces = config.server, tuple(setting.partition.spaces)
     weigh = make_weigh(config)
     one_of("server.mean", part.mean, ("cohort", "holders", "heat", "seen"))
@@ -127,13 +127,14 @@ def make_aggregator(setting: Setting, config: Config, store: ClientStore | None 
 
 
 def make_weigh(config: Config) -> mean.Weigh:
-    """What a client counts in a mean."""
+    """The weight of a client in a mean."""
     one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
     return mean.by_examples if config.server.weighting == "examples" else mean.uniform
 
 
 def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[str, Heat]:
-    """The heat of every key space, by what clients count by."""
+    """The heat of every key space, counted by clients or by samples, in agreement with the weights of
+    clients."""
     for space, choice in make_choices(setting, config).items():
         if choice.name not in ("own", "all"):
             raise UserError(
@@ -145,7 +146,7 @@ def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[
 
 
 def make_recruiting(config: Config) -> Recruiting:
-    """Who takes part in a round."""
+    """How the clients of a round are chosen."""
     settings = dataclasses.asdict(config.cohort)
     settings["sampling"] = parse_sampling(config.cohort.sampling)
     return Recruiting(**settings)
@@ -165,6 +166,6 @@ def rates_of(config: Config) -> dict[str, float]:
 
 
 def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise unless the value of a key is a known one."""
+    """Raise `UserError` unless the value of a key is one of the known values."""
     if value not in known:
         raise unknown(f"value of {key}", value, known)

@@ -1,7 +1,7 @@
-"""Text from a user into one nested configuration, whose keys are dotted.
+"""Text from a user into one nested configuration with dotted keys.
 
-A configuration is the defaults below, changed by the task's settings (or those of one of its presets), by a
-TOML file and by `--set dotted.key=value`, in that order.
+A configuration is made of the defaults below, changed by the task's settings (or those of one of its
+presets), by a TOML file and by `--set dotted.key=value`, in that order.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ import tomli_w
 
 from partwise.types import Limits, UserError, unknown
 
-LARGEST = 1e30  # of rates: far beyond use, and still a float32
+LARGEST = 1e30  # the largest rate: far beyond practical use, and still a float32
 
 
-LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and still little memory
+LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and little memory
 MOST_ROUNDS = 10**8
 MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 32 bits
 
 
 def key(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
-    """A setting: its default, what it means (`partwise settings` tells it), and if it is a number, the least
-    and the most that it may be."""
+    """A setting: its default, its meaning (shown by `partwise settings`), and for a number the smallest and
+    the largest value."""
     limits = None if least is None or most is None else Limits(least, most)
     return field(default=default, metadata={"meaning": meaning, "limits": limits})
 
 
 class Own(NamedTuple):
-    """A setting that one algorithm alone has: its default, which also gives its type, what it means, and for a
-    number what it may be."""
+    """A setting that only one algorithm has: its default, which also gives its type, its meaning, and for a
+    number its limits."""
 
     default: Any
     meaning: str
     limits: Limits | None = None
 
     def read(self, key: str, value: Any) -> Any:
-        """`value` as the setting's type, within its limits."""
+        """Convert `value` to the setting's type and check its limits."""
         found = to_type(key, value, type(self.default).__name__)
         if self.limits is not None:
             self.limits.check(key, found)
@@ -54,12 +54,12 @@ SELECT = (
     "of device classes with their shares: top:1000@0.8,100@0.2. Unsaid: own, or all where the loss looks at the "
     "whole slice"
 )
-UNSAID = {"SPACE": "own or all"}  # of a key space of which `select` says nothing
+UNSAID = {"SPACE": "own or all"}  # for a key space that is not in `select`
 
 
 @dataclass(frozen=True)
 class CohortConfig:
-    """Who takes part in a round (see server.cohort)."""
+    """Which clients take part in a round (see server.cohort)."""
 
     size: int = key(50, "clients whose reports are wanted in a round", 1, 10**8)
     sampling: str = key(
@@ -74,7 +74,7 @@ class CohortConfig:
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Support and query sets. For evaluation `kind` may also be `same`: as in training, or alternate where
+    """Support and query sets. For evaluation, `kind` may also be `same`: as in training, or alternate if
     training has none."""
 
     kind: str = key(
@@ -118,7 +118,7 @@ class UpdateConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """With which local part a client is judged that the algorithm has none of."""
+    """Which local part an evaluated client uses if the algorithm has no local part of this client."""
 
     local: str = key(
         "rebuilt",
@@ -129,7 +129,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class FineTuneConfig:
-    """Steps on the support set before a client is judged, on shared and keyed parts."""
+    """Steps on shared and keyed parts, on the support set, before a client is evaluated."""
 
     max_steps: int | None = key(0, "batches of fine-tuning before evaluation at most; 0: none", 0, MOST_STEPS)
     epochs: int | None = key(
@@ -143,7 +143,7 @@ class FineTuneConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The server's optimizer with its own settings, and what a client weighs."""
+    """The server's optimizer with its own settings, and the weights of clients."""
 
     optimizer: str = key(
         "sgd",
@@ -164,7 +164,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class ServingConfig:
-    """How slices are served (see selection.serving): training is the same, costs are not."""
+    """How slices are served (see selection.serving). This changes the costs, not the training."""
 
     way: str = key("on_demand", "whose costs bytes_down and bytes_up are: broadcast, on_demand, pregenerated")
 
@@ -190,9 +190,12 @@ class SimulationConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """Everything about a run. `data` are the task's own options; `select` says for a key space which keys a
-    client asks for (see selection.choose); `own` are the values of the settings that only this algorithm has,
-    by dotted key, and `declared` what these are."""
+    """Everything about a run.
+
+    `data` has the task's own options. `select` says for each key space which keys a client asks for (see
+    selection.choose). `own` has the values of the settings that only this algorithm has, by dotted key, and
+    `declared` describes them.
+    """
 
     task: str = key("planted", "a name from `partwise tasks`")
     algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
@@ -216,12 +219,14 @@ class Config:
     declared: Mapping[str, Own] = field(default_factory=dict)
 
     def owning(self, declared: Mapping[str, Own]) -> Config:
-        """With an algorithm's own settings, at their defaults unless they are here already."""
+        """The configuration with an algorithm's own settings, with their defaults unless they are set
+        already."""
         values = {key: self.own.get(key, each.default) for key, each in declared.items()}
         return dataclasses.replace(self, own=values, declared=declared)
 
     def changed(self, changes: Mapping[str, Any]) -> Config:
-        """With dotted keys changed; unknown keys and values of the wrong type are errors."""
+        """The configuration with these dotted keys changed. Unknown keys and values of the wrong type raise
+        `UserError`."""
         config = self
         for key, value in changes.items():
             if key in self.declared:
@@ -232,15 +237,15 @@ class Config:
         return config
 
     def flat(self) -> dict[str, Any]:
-        """Every value under its dotted key; `changed` with it gives this configuration again."""
+        """Every value under its dotted key. `changed` with this mapping gives the same configuration again."""
         return dict(_dotted(self._nested(), ""))
 
     def to_toml(self) -> str:
-        """As a TOML document; reading it gives this configuration again."""
+        """The configuration as a TOML document. Reading it gives the same configuration again."""
         return tomli_w.dumps(self._nested())
 
     def _nested(self) -> dict[str, Any]:
-        """Sections of values, the algorithm's own settings among them."""
+        """Sections of values, including the algorithm's own settings."""
         nested = dataclasses.asdict(dataclasses.replace(self, own={}, declared={}))
         del nested["own"], nested["declared"]
         for key, value in self.own.items():
@@ -267,7 +272,7 @@ def _changed(part: Any, key: str, names: list[str], value: Any) -> Any:
 
 
 def _with_option(options: Mapping[str, Any], key: str, name: str, value: Any) -> dict[str, Any]:
-    """One more option of a task, or of the server's optimizer (these are all numbers)."""
+    """The options of a task or of the server's optimizer (which are all numbers), with one more."""
     if not name and isinstance(value, Mapping):
         return dict(value)
     if not name:
@@ -276,7 +281,7 @@ def _with_option(options: Mapping[str, Any], key: str, name: str, value: Any) ->
 
 
 def _setting(key: str, value: Any, about: dataclasses.Field) -> Any:
-    """`value` as the key's type, within its limits."""
+    """Convert `value` to the key's type and check its limits."""
     read = to_type(key, value, str(about.type))
     if about.metadata["limits"] is not None:
         about.metadata["limits"].check(key, read)
@@ -284,8 +289,8 @@ def _setting(key: str, value: Any, about: dataclasses.Field) -> Any:
 
 
 def to_type(key: str, value: Any, kind: str) -> Any:
-    """`value` as a bool, int, float or str (or None, if `kind` says so); text is read, anything else must
-    fit."""
+    """Convert `value` to a bool, int, float or str (or None, if `kind` allows it). Text is parsed. Raises
+    `UserError` if the value does not fit."""
     names = kind.split(" | ")
     if str(value).lower() == "none" and "None" in names:
         return None
@@ -298,7 +303,7 @@ def to_type(key: str, value: Any, kind: str) -> Any:
 
 
 def to_number(key: str, value: Any, kind: str = "float") -> int | float:
-    """A finite number; exactly the whole number it says, if `kind` has int."""
+    """A finite number. If `kind` has int, exactly the whole number that is written."""
     whole = "int" in kind.split(" | ")
     try:
         number = int(str(value)) if whole else float(str(value))
@@ -329,8 +334,8 @@ def shared_keys() -> list[str]:
 
 
 def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
-    """(dotted key, value, meaning) of every setting; the options of tasks and of optimizers are not listed.
-    Where no key space is named, `select.SPACE` stands for all."""
+    """(dotted key, value, meaning) of every setting, without the options of tasks and of optimizers. If no
+    key space is named, `select.SPACE` stands for all of them."""
     config = config or Config()
     lines = []
     for about in dataclasses.fields(config):
@@ -345,7 +350,7 @@ def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no None; "none" is read as one."""
+    """Values for TOML, which has no None. "none" is read as None."""
     if isinstance(value, Mapping):
         return {name: _without_none(inner) for name, inner in value.items()}
     return "none" if value is None else value
@@ -371,9 +376,8 @@ def _dotted(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 
 
 def is_record(settings: Mapping[str, Any]) -> bool:
-    """Whether these dotted keys are a whole configuration, as a run's config.toml is, and not some that
-    somebody
-    wrote."""
+    """Whether these dotted keys are a whole configuration, like a run's config.toml, and not only some
+    settings that a user wrote."""
     return {name for name in Config().flat() if name != "task"} <= set(settings)
 
 
