@@ -1,5 +1,8 @@
-"""Columns of Arrow as ids and numbers. An array is validated in full before it is used: one wrong offset in a
-damaged file would otherwise be read from anywhere in memory."""
+"""Arrow columns as ids and numbers.
+
+An array is validated completely before it is used. Otherwise one wrong offset in a damaged file could read
+from anywhere in memory.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from partwise.types import UserError
 
 
 def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = None) -> Ids:
-    """A column of ids, or of lists of ids."""
+    """Read a column of ids, or of lists of ids."""
     array = _whole(name, array, first_row)
     if _is_list(array.type):
         inner, lengths = _unlisted(name, array, first_row)
@@ -31,7 +34,7 @@ def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = Non
 
 
 def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None = None) -> np.ndarray:
-    """A column of numbers, or of lists of numbers of one length; times as nanoseconds."""
+    """Read a column of numbers, or of lists of numbers of one length. Times become nanoseconds."""
     array = _whole(name, array, first_row)
     if not _is_list(array.type):
         if width is not None:
@@ -53,7 +56,8 @@ def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None =
 
 
 def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
-    """An Arrow column as Python values; if it is text that is not UTF-8 (Arrow does not look), say in which row."""
+    """An Arrow column as Python values. If a text is not UTF-8 (Arrow does not check), the error names the
+    row."""
     try:
         return array.to_pylist()
     except UnicodeDecodeError:
@@ -62,7 +66,7 @@ def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
 
 
 def _whole(name: str, array: Any, first_row: int) -> pa.Array:
-    """One array of a simple type, valid and without gaps."""
+    """One array of a simple type, valid and without missing values."""
     if isinstance(array, pa.ChunkedArray):
         for chunk in array.chunks:
             _validate(name, chunk, first_row)
@@ -119,7 +123,7 @@ def _flat_numbers(name: str, array: pa.Array, first_row: int) -> np.ndarray:
 
 
 def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
-    """Times of any unit as whole numbers of one, in which they can be compared; no unit is finer."""
+    """Times of any unit as whole numbers of nanoseconds, so that they can be compared. No unit is finer."""
     kind = array.type
     if kinds.is_time(kind):
         unit = pa.time64("ns")
@@ -135,7 +139,7 @@ def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
 
 
 def held_by(values: Any) -> str:
-    """In a word what a column holds: dates, times of day, durations, or plain values."""
+    """What a column holds, in words: dates, times of day, durations, or plain values."""
     if not isinstance(values, pa.Array | pa.ChunkedArray):
         return "plain values"
     kind = _unwrapped(values.type)
@@ -155,12 +159,12 @@ def _unreadable(name: str, kind: pa.DataType) -> UserError:
 
 
 def holds_lists(kind: pa.DataType) -> bool:
-    """Whether a column of that type has lists in its rows."""
+    """Whether a column of this type has lists in its rows."""
     return _is_list(_unwrapped(kind))
 
 
 def _unwrapped(kind: pa.DataType) -> pa.DataType:
-    """What extensions and dictionaries are made of."""
+    """The type inside extension and dictionary types."""
     while isinstance(kind, pa.BaseExtensionType | pa.DictionaryType):
         kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
     return kind

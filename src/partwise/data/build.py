@@ -1,7 +1,8 @@
 """Stores too large for memory, built on disk from batches of rows.
 
-Rows in any order (`build_store`) are spooled once while clients and ids are counted, then placed by a stable
-counting sort. Rows already grouped by client (`write_store`) go straight through.
+Rows in any order (`build_store`) are written to a spool once, while clients and ids are counted. Then a
+stable counting sort puts them in place. Rows that are already grouped by client (`write_store`) are written
+directly.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from partwise.data.store_folder import Block, allocate_examples, finish, new_fol
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 1 << 20
-CLIENT = "\0client"  # the client column's name in the spool, which no user's column has
-UNKEPT = "unkept.raw"  # a column that rows are sorted by, and that is not kept
+CLIENT = "\0client"  # the client column's name in the spool; no user's column has this name
+UNKEPT = "unkept.raw"  # a column by which rows are sorted, but which is not kept
 
 
 def build_store(
@@ -38,11 +39,11 @@ def build_store(
     info: Mapping[str, Any] | None = None,
     columns: Sequence[str] | None = None,
 ) -> ClientStore:
-    """The store that `ClientStore.from_arrays` would make of all rows, written to the new folder `path`; of its
-    columns only `columns`, if given.
+    """Write the store that `ClientStore.from_arrays` would make of all rows to the new folder `path`. If
+    `columns` is given, only these columns are kept.
 
-    Memory: a batch, and the distinct clients and ids; beyond that only pages of the file that the system can
-    take back. Disk: twice the rows while it works.
+    Memory: one batch, and the distinct clients and ids. Other memory is only file pages that the system can
+    take back. Disk: twice the size of the rows during the build.
     """
     names = vocabulary_names(ids)
     with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
@@ -68,7 +69,7 @@ def build_store(
 
 
 def _kept(spool: Spool, columns: Sequence[str] | None) -> dict[str, Layout]:
-    """The layouts of a store's columns, in the order asked for."""
+    """The layouts of a store's columns, in the requested order."""
     there = {name: layout for name, layout in spool.layouts.items() if name != CLIENT}
     if columns is None or not there:
         return there
@@ -77,7 +78,8 @@ def _kept(spool: Spool, columns: Sequence[str] | None) -> dict[str, Layout]:
 
 
 def _targets(folder: Path, spool: Spool, columns: Sequence[str] | None) -> dict[str, np.memmap]:
-    """Where each column's sorted rows go: into `examples.arrow` or, if it only serves to sort, a file apart."""
+    """Where each column's sorted rows are written: into `examples.arrow`, or into a separate file if the
+    column is used only for sorting."""
     kept, file = _kept(spool, columns), folder / "examples.arrow"
     places = allocate_examples(folder, kept, spool.num_rows)
     targets = {
@@ -96,9 +98,10 @@ def write_store(
     vocabularies: Mapping[str, np.ndarray] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> ClientStore:
-    """Write blocks `(client_ids, counts, columns)` of rows already grouped by client, in their order.
+    """Write blocks `(client_ids, counts, columns)` of rows that are already grouped by client, in their
+    order.
 
-    A client must lie within one block. Columns named in `vocabularies` hold keys into them.
+    All rows of a client must be in one block. Columns named in `vocabularies` hold keys into them.
     """
     write_folder(path, _checked(blocks), vocabularies or {}, info or {})
     return open_store(path)
@@ -109,7 +112,7 @@ def join_blocks(
     vocabularies: Mapping[str, np.ndarray] | None = None,
     info: Mapping[str, Any] | None = None,
 ) -> ClientStore:
-    """The store that `write_store` would write, in memory; at no time are there two copies of the rows."""
+    """The store that `write_store` would write, in memory. There are never two copies of the rows."""
     client_ids, counts, pile = [], [], Pile()
     for block in _checked(blocks):
         client_ids.append(block.client_ids)
@@ -160,7 +163,7 @@ def _checked(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 def _place(spool: Spool, keys: Mapping[str, KeyTable], targets: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Put every row where its client's next row belongs; return the rows of each client."""
+    """Write every row to the next place of its client. Returns the number of rows of each client."""
     step = rows_at_once(spool.layouts, ROWS_AT_ONCE)
     ends = [min(first + step, spool.num_rows) for first in range(0, spool.num_rows, step)]
     chunks = list(itertools.pairwise([0, *ends]))

@@ -1,4 +1,4 @@
-"""What a user's columns must be: of one length, numbers, finite, without gaps."""
+"""Checks for a user's columns: equal lengths, numbers, finite, no missing values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Column = np.ndarray | Ids
 def clean_columns(
     client: Any, columns: Mapping[str, Any], ids: Collection[str] = (), first_row: int = 0
 ) -> tuple[Ids, dict[str, Column]]:
-    """The client ids and the columns, of which those in `ids` hold ids; `first_row` only serves the messages."""
+    """The client ids and the columns. Columns in `ids` hold ids. `first_row` is used only in messages."""
     owners = to_ids("client", client, first_row)
     if owners.places.ndim > 1:
         raise UserError("the client column holds lists: a row belongs to one client")
@@ -34,7 +34,7 @@ def clean_columns(
 
 
 def to_array(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """A column as an array; what is masked, and would lose its mask, is a missing value."""
+    """A column as an array. A masked value is a missing value, because the mask would be lost."""
     if isinstance(values, np.ma.MaskedArray):
         refuse(name, "missing values", np.ma.getmaskarray(values), first_row)
     elif isinstance(values, list | tuple):
@@ -59,7 +59,7 @@ def check_known(names: Iterable[str], columns: Iterable[str]) -> None:
 
 
 def check_sortable(name: str, columns: Mapping[str, Column]) -> None:
-    """Rows can be sorted by a column with one value per row."""
+    """Raise `UserError` unless the column has one value per row, so that rows can be sorted by it."""
     check_known([name], columns)
     shape = _values(columns[name]).shape[1:]
     if shape:
@@ -76,7 +76,8 @@ def _values(column: Column) -> np.ndarray:
 
 
 def check_keys(name: str, ids: np.ndarray, space: str, num_ids: int, lowest: int) -> None:
-    """Ids of a key space are whole numbers from 0 on; where `lowest` is -1, that stands for nothing."""
+    """Raise `UserError` unless the ids are whole numbers in 0..num_ids-1. If `lowest` is -1, the id -1
+    (nothing) is allowed too."""
     if not np.issubdtype(ids.dtype, np.integer):
         raise UserError(f"column '{name}' holds {ids.dtype}, but keys are whole numbers 0..{num_ids - 1}")
     if ids.size and (ids.min() < lowest or ids.max() >= num_ids):
@@ -88,8 +89,8 @@ def check_keys(name: str, ids: np.ndarray, space: str, num_ids: int, lowest: int
 
 
 def narrow(name: str, column: np.ndarray) -> np.ndarray:
-    """A column that a model reads, as devices compute with it: 64-bit numbers as 32-bit ones. Whole numbers that do
-    not fit are refused."""
+    """A column in the types that devices use: 64-bit numbers become 32-bit numbers. Whole numbers that do not
+    fit raise `UserError`."""
     kind = column.dtype.kind
     if column.dtype.itemsize < 8 or kind not in "iuf":
         return np.asarray(column)
@@ -129,7 +130,7 @@ def _numbers(name: str, array: np.ndarray, owners: Ids, first_row: int) -> np.nd
 
 
 def refuse_not_utf8(name: str, values: Iterable[bytes | None], first_row: int = 0) -> None:
-    """Raise if a value is no UTF-8."""
+    """Raise `UserError` if a value is not UTF-8."""
     bad = np.array([value is not None and not _is_utf8(value) for value in values], bool)
     refuse(name, "texts that are not UTF-8", bad, first_row)
 
@@ -150,7 +151,7 @@ def refuse(
     array: np.ndarray | None = None,
     owners: Ids | None = None,
 ) -> None:
-    """Raise if any is bad: how many, and where the first one is."""
+    """Raise `UserError` if any entry is bad. The message says how many there are and where the first one is."""
     if not bad.any():
         return
     place = tuple(int(axis[0]) for axis in np.nonzero(bad))

@@ -1,4 +1,4 @@
-"""CSV and TSV files, also gzipped, streamed as Arrow batches; ids come as text, exactly as written."""
+"""CSV and TSV files, also gzipped, streamed as Arrow batches. Ids are text, exactly as written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dialect(NamedTuple):
 
 
 def dialect_of(kind: str, delimiter: str | None, encoding: str) -> Dialect:
-    """The dialect of a .csv or .tsv file; a BOM is no part of its text."""
+    """The dialect of a .csv or .tsv file. A byte order mark (BOM) is not part of the text."""
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0' or ord(delimiter) > 127):
         raise UserError(f"delimiter is {delimiter!r}: give one character of ASCII, such as ';'")
     try:
@@ -66,7 +66,8 @@ def read_header(file: Path, dialect: Dialect) -> list[str]:
 def stream_delimited(
     file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Two passes: the first finds types that hold for every line, not only for the first block."""
+    """Read a file in two passes. The first pass finds types that are right for every line, not only for the
+    first block."""
     types: dict[str, pa.DataType] = {name: pa.string() for name in ids}
     header = read_header(file, dialect)
     while True:
@@ -99,7 +100,7 @@ def _stream(
 
 
 def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]) -> UserError | None:
-    """Read line by line, only to say what is wrong where."""
+    """Read line by line to find the first bad cell. Returns the error that names it, or None."""
     with contextlib.suppress(*READ_ERRORS), _open_text(file, dialect, "surrogateescape") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter)
         header = next(reader)
@@ -128,7 +129,7 @@ def _bad_cell(where: str, name: str, cell: str, is_id: bool) -> UserError:
 
 
 def _is_text(cell: str) -> bool:
-    """Whether nothing of the cell had to be escaped when it was read."""
+    """Whether the cell was read without escaped bytes."""
     try:
         cell.encode("utf-8")
     except UnicodeEncodeError:
@@ -152,7 +153,7 @@ def _is_date(cell: str) -> bool:
 
 
 def _open(file: Path) -> IO[bytes]:
-    """The bytes of a file, unpacked."""
+    """The bytes of a file, uncompressed."""
     if file.suffix.lower() != ".gz":
         return file.open("rb")
     return limited(cast(IO[bytes], gzip.open(file, "rb")), file.stat().st_size, file)

@@ -1,7 +1,8 @@
-"""Heat: how many clients hold each key of a key space (n_m of FedSubAvg, section 2), and what follows from it.
+"""Heat: how many clients hold each key of a key space (n_m of FedSubAvg, section 2), and what follows from
+it.
 
-A client holds a key if any of its examples names it, in any of the columns of the space, however often. Counting
-goes over blocks of clients, so that a store may be larger than memory.
+A client holds a key if at least one of its examples names it, in any column of the space. Counting works on
+blocks of clients, so that a store may be larger than memory.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Heat:
-    """Who holds the keys of a space.
+    """How many clients hold each key of a space.
 
-    counts: [K] int64, n_m: the clients that hold key m; by samples, all samples of those clients (what the authors'
-            code weighs with), not only the samples that name the key
-    total:  N, all clients, those that hold nothing among them; by samples, all samples
+    counts: [K] int64, n_m: the number of clients that hold key m. By samples: the number of all samples of these
+            clients (the weights in the authors' code), not only of the samples that name the key
+    total:  N, the number of all clients, including clients that hold nothing. By samples: the number of all samples
     """
 
     space: str
@@ -62,7 +63,7 @@ class Heat:
 
     @property
     def num_keys(self) -> int:
-        """K."""
+        """K, the number of keys."""
         return len(self.counts)
 
 
@@ -74,14 +75,18 @@ def count_heat(
     by: By = "clients",
     block: int = 1,
 ) -> Heat:
-    """The heat of a key space over all clients of a store.
+    """Count the heat of a key space over all clients of a store.
 
-    columns:  those that hold ids of the space, [N] or [N, ...] (default: the one with the name of the space); -1 is
-              nothing
-    num_keys: K (default: as many as the first column can take)
-    block:    ids that share a key: key k has the ids from k * block on
+    Args:
+        store: The clients.
+        space: The name of the key space.
+        columns: The columns that hold ids of the space, [N] or [N, ...] (default: the column with the name of
+            the space). The id -1 is ignored.
+        num_keys: K (default: the number of keys of the first column).
+        by: Count clients, or the samples of these clients.
+        block: How many ids share a key. Key k has the ids from k * block on.
 
-    A block of clients is about a million ids; a larger client is a block by itself.
+    A block of clients has about a million ids. A larger client is a block by itself.
     """
     columns = (space,) if columns is None else tuple(columns)
     if not columns:
@@ -98,18 +103,18 @@ def count_heat(
 
 
 def _holders(part: Block, space: str, num_keys: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every pair of a client and a key that it holds, once."""
+    """Every pair of a client and a key that it holds, each once."""
     client = owners(part.counts)
     for name, ids in part.columns.items():
         check_keys(name, ids, space, num_keys * block, lowest=-1)
     pairs = np.concatenate([owned_keys(client, ids, num_keys, block) for ids in part.columns.values()])
-    pairs.sort()  # np.unique hashes, which takes ten times as long
+    pairs.sort()  # np.unique uses hashing, which takes ten times as long
     first = np.append(True, pairs[1:] != pairs[:-1])[: len(pairs)]
     return np.divmod(pairs[first], num_keys)
 
 
 def add(heat: Heat, new: Heat) -> Heat:
-    """The heat of both populations together; no client may be in both."""
+    """The heat of two populations together. No client may be in both."""
     for name in ("space", "by", "num_keys"):
         ours, theirs = getattr(heat, name), getattr(new, name)
         if ours != theirs:
@@ -121,11 +126,11 @@ def add(heat: Heat, new: Heat) -> Heat:
 
 
 def coefficients(heat: Heat, cap: float | None = None, num_keys: int | None = None) -> np.ndarray:
-    """N / n_m, [K] float32: what FedSubAvg multiplies the mean update of key m with (Algorithm 1, line 9).
+    """N / n_m, [K] float32: the factor of the mean update of key m in FedSubAvg (Algorithm 1, line 9).
 
-    A key that nobody holds has 1, as in the authors' files: nobody can send an update of it, unless the heat is
-    stale; then its row moves as in FedAvg, never faster. `cap` bounds the factor of rows that almost nobody
-    holds. `num_keys` is what the model has, to be checked.
+    The factor of a key that no client holds is 1, as in the authors' files. No client can send an update of
+    it, unless the heat is out of date; then its row moves as in FedAvg, never faster. `cap` is the largest
+    factor, for rows that almost no client holds. `num_keys` is the model's number of keys, for a check.
     """
     if num_keys is not None and num_keys != heat.num_keys:
         raise UserError(
@@ -139,7 +144,7 @@ def coefficients(heat: Heat, cap: float | None = None, num_keys: int | None = No
 
 
 class Bin(NamedTuple):
-    """So many keys have at least `low` and at most `high` holders."""
+    """The number of keys that have at least `low` and at most `high` holders."""
 
     low: int
     high: int
@@ -147,7 +152,7 @@ class Bin(NamedTuple):
 
 
 def histogram(heat: Heat) -> list[Bin]:
-    """Keys that somebody holds by powers of two: 1, 2..3, 4..7, and so on."""
+    """The number of keys with holders, by powers of two: 1, 2..3, 4..7, and so on."""
     held = heat.counts[heat.counts > 0]
     keys = np.bincount(np.frexp(held.astype(float))[1] - 1)
     first = int(np.argmax(keys > 0)) if len(keys) else 0
@@ -155,8 +160,8 @@ def histogram(heat: Heat) -> list[Bin]:
 
 
 def summarize(heat: Heat) -> dict[str, Any]:
-    """Numbers of keys and holders; minimum, dispersion n_max / n_min (section 2) and percentiles are of the keys
-    that somebody holds, and None if there are none."""
+    """Numbers of keys and holders. Minimum, dispersion n_max / n_min (section 2) and percentiles are over the
+    keys that some client holds. They are None (percentiles: empty) if there is no such key."""
     held = heat.counts[heat.counts > 0]
     least, most = (int(held.min()), int(held.max())) if len(held) else (None, None)
     return {

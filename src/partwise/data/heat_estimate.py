@@ -1,10 +1,12 @@
-"""Heat from the cohorts seen so far, where nobody may count the population: an estimate of n_m / N.
+"""An estimate of the heat n_m / N from the cohorts seen so far, for cases where the population cannot be
+counted.
 
-Of s clients seen, h held key m. A share h / s of 0 would have an infinite factor, so the share is the mean of a
-Beta posterior, (h + a) / (s + 2a): a = 1/2 is Jeffreys' prior, a = 1 Laplace's. Its standard error is that
-posterior's standard deviation, sqrt(p (1 - p) / (s + 2a + 1)). A cohort drawn without replacement spreads less.
+Of s clients seen, h held key m. A share h / s of 0 would give an infinite factor. So the share is the mean of
+a Beta posterior, (h + a) / (s + 2a): a = 1/2 is Jeffreys' prior, a = 1 Laplace's. Its standard error is the
+standard deviation of that posterior, sqrt(p (1 - p) / (s + 2a + 1)). For a cohort drawn without replacement,
+the true error is smaller.
 
-Only arithmetic is used, so arrays may be numpy's or JAX's, inside a compiled round too.
+Only arithmetic is used, so the arrays may be numpy or JAX arrays, also inside a compiled round.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ JEFFREYS, LAPLACE = 0.5, 1.0
 
 
 class Seen(NamedTuple):
-    """What the cohorts showed: `holders` [K] of the `clients` seen held each key. A client that comes again counts
-    again; cohorts must be drawn uniformly, whatever clients hold."""
+    """What the cohorts showed: `holders` [K] is how many of the `clients` seen held each key. A client that
+    comes again is counted again. Cohorts must be drawn uniformly, independent of what clients hold."""
 
     holders: Any
     clients: Any
 
     def add(self, holders: Any, clients: Any) -> Seen:
-        """One more cohort: how many of its clients hold each key, [K], and how many clients it has."""
+        """Add a cohort: how many of its clients hold each key, [K], and how many clients it has."""
         return Seen(self.holders + holders, self.clients + clients)
 
     def share(self, prior: float = JEFFREYS) -> Any:
@@ -34,12 +36,13 @@ class Seen(NamedTuple):
         return (self.holders + prior) / (self.clients + 2 * prior)
 
     def standard_error(self, prior: float = JEFFREYS) -> Any:
-        """Of `share`, [K]; it falls as 1 / sqrt(clients seen)."""
+        """The standard error of `share`, [K]. It decreases as 1 / sqrt(clients seen)."""
         share = self.share(prior)
         return (share * (1 - share) / (self.clients + 2 * prior + 1)) ** 0.5
 
     def coefficients(self, prior: float = JEFFREYS, cap: float | None = None) -> Any:
-        """The estimate of N / n_m, [K]; of a key never seen (s + 2a) / a, so it grows with what was seen."""
+        """The estimate of N / n_m, [K]. For a key that was never seen it is (s + 2a) / a, which grows with
+        the clients seen."""
         if cap is not None and not cap >= 1:
             raise UserError(f"cap is {cap}: give at least 1 (no correction), or None (no bound)")
         share = self.share(prior)

@@ -1,7 +1,7 @@
-"""Hold-outs: clients, or each client's examples, cut into parts.
+"""Hold-outs: clients, or each client's examples, divided into parts.
 
 n things are cut at floor(n x cumulative share): 6040 by 0.8, 0.1, 0.1 gives 4832, 604, 604; 5 gives 4, 0, 1.
-Every thing lands in exactly one part. Parts are views that share the rows of one store.
+Every thing is in exactly one part. Parts are views that share the rows of one store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ FRACTIONS = (0.8, 0.1, 0.1)
 def by_client(
     store: ClientStore, fractions: Sequence[float] = FRACTIONS, seed: int = 42
 ) -> tuple[ClientStore, ...]:
-    """Whole clients, shuffled by `numpy.random.default_rng(seed)`: the later parts hold unseen clients."""
+    """Divide whole clients, so that the later parts hold unseen clients.
+
+    Args:
+        store: The clients.
+        fractions: The share of each part. The shares must add up to 1.
+        seed: Clients are shuffled by `numpy.random.default_rng(seed)`.
+
+    Returns:
+        One store for each fraction.
+    """
     cuts = _cuts(np.array(store.num_clients), fractions)
     if seed < 0:
         raise UserError(f"seed is {seed}: give a whole number from 0 on")
@@ -32,16 +41,18 @@ def by_client(
 def by_example(
     store: ClientStore, fractions: Sequence[float] = FRACTIONS, seed: int = 42
 ) -> tuple[ClientStore, ...]:
-    """Each client's examples at random. Every part has every client, a small one maybe with 0 examples."""
+    """Divide each client's examples at random. Every part has every client; a small part may have 0 examples
+    of a client."""
     return by_order(store.reorder(seed=seed), fractions, by=None)
 
 
 def by_order(
     store: ClientStore, fractions: Sequence[float] = FRACTIONS, by: str | None = "time"
 ) -> tuple[ClientStore, ...]:
-    """Each client's examples in the order of a column, or as they lie (`by=None`): the earliest come first.
+    """Divide each client's examples in the order of a column, or as they are stored (`by=None`). The earliest
+    come first.
 
-    Every part has every client, a small one maybe with 0 examples.
+    Every part has every client; a small part may have 0 examples of a client.
     """
     cuts = _cuts(store.counts, fractions)
     ordered = store if by is None else store.reorder(by=by)
@@ -49,8 +60,8 @@ def by_order(
 
 
 def by_value(store: ClientStore, by: str, last: float) -> tuple[ClientStore, ClientStore]:
-    """Each client's examples up to a value of a column (a time), and those beyond it, in its order. Both parts have
-    every client, perhaps with 0 examples."""
+    """Each client's examples up to the value `last` of a column (for example a time), and those after it, in
+    the order of the column. Both parts have every client, perhaps with 0 examples."""
     ordered = store.reorder(by=by)
     early = ordered.columns[by] <= last
     counts = np.bincount(owners(ordered.counts)[early], minlength=ordered.num_clients)

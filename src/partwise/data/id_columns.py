@@ -1,4 +1,4 @@
-"""Columns of ids as they come: numbers, text, lists of them; from arrays or lists of a program."""
+"""Columns of ids in any form: numbers, text, lists of them, from arrays or lists of a program."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from partwise.data.ragged import last_of, owners
 from partwise.types import UserError
 
 NOTHING = -1  # in a list of ids: no id
-MAX_LETTERS = 2000  # an array of texts is as wide as the longest of them
-EXACT = 2**53  # from here on, a float may stand for several whole numbers
+MAX_LETTERS = 2000  # a limit is needed, because an array of texts is as wide as the longest text
+EXACT = 2**53  # from here on, a float may represent several whole numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """A column of ids: the distinct texts, and which of them every row has."""
+    """A column of ids: the distinct texts, and the number of the text of every row."""
 
     texts: list[str]
     places: np.ndarray  # [N] or [N, width] int32; in lists, -1 for nothing
@@ -35,20 +35,21 @@ class Ids:
 
 
 class KeyTable:
-    """Numbers ids in the order in which they turn up, and knows their sorted order in the end."""
+    """Numbers ids in the order in which they appear. At the end it knows their sorted order."""
 
     def __init__(self):
         self.numbers: dict[str, int] = {}
         self.ranks = np.empty(0, np.int32)
 
     def encode(self, ids: Ids) -> np.ndarray:
-        """The number of every row's id; -1 stays."""
+        """The number of every row's id; -1 stays -1."""
         numbers = self.numbers
         mine = [numbers.setdefault(text, len(numbers)) for text in ids.texts]
         return np.array([*mine, NOTHING], np.int32)[ids.places]
 
     def sort(self) -> np.ndarray:
-        """The sorted ids; from now on `ranks[number]` is an id's place among them, and `ranks[-1]` is -1."""
+        """The sorted ids. After this call, `ranks[number]` is the position of an id among them, and
+        `ranks[-1]` is -1."""
         ids = typed(list(self.numbers))
         order = np.argsort(ids, kind="stable")
         self.ranks = np.full(len(ids) + 1, NOTHING, np.int32)
@@ -57,25 +58,26 @@ class KeyTable:
 
 
 def factorize(columns: Sequence[Ids]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The sorted ids of columns that share them, and the key of every row, of each column (int32)."""
+    """The sorted ids of columns that share them, and for each column the key of every row (int32)."""
     keys = KeyTable()
     numbers = [keys.encode(column) for column in columns]
     return keys.sort(), [keys.ranks[number] for number in numbers]
 
 
 def join_columns(parts: Sequence[Ids]) -> Ids:
-    """One column out of those of several batches."""
+    """One column from the columns of several batches."""
     keys = KeyTable()
     places = [keys.encode(part) for part in parts]
     return Ids(list(keys.numbers), np.concatenate(places))
 
 
 def to_ids(name: str, values: Any, first_row: int = 0, width: int | None = None) -> Ids:
-    """A column of ids from an array, a list or a list of lists; `width` is the room for the ids of a list."""
+    """A column of ids from an array, a list or a list of lists. `width` is the number of ids that are kept of
+    a list."""
     if isinstance(values, Ids):
         return values
     if np.ma.is_masked(values):
-        values = values.tolist()  # None for what is masked
+        values = values.tolist()  # masked values become None
     if hasattr(values, "__array__"):  # of numpy, JAX, pandas, Arrow
         values = np.asarray(values)
     if isinstance(values, np.ndarray) and values.dtype.kind != "O":
@@ -94,7 +96,7 @@ def to_ids(name: str, values: Any, first_row: int = 0, width: int | None = None)
 
 
 def no_lists(name: str, width: int, held: str) -> UserError:
-    """Why a column that is to have lists cannot be read."""
+    """Return the error for a column that should have lists but has none."""
     return UserError(
         f"lists has room for {width} ids in column '{name}', which holds {held}: give lists, or leave it out there"
     )
@@ -108,8 +110,8 @@ def _values(name: str, values: Any) -> list[Any]:
 
 
 def to_lists(name: str, ids: Ids, lengths: np.ndarray, width: int | None, first_row: int = 0) -> Ids:
-    """Lists of ids, given one after the other, as rows: of one length or, with `width`, the last ones of each, and
-    -1 behind them."""
+    """Lists of ids, given one after the other, as rows of one length. With `width`, the last `width` ids of
+    each list, padded with -1 at the end."""
     texts = [text for text in ids.texts if text != str(NOTHING)]
     if len(texts) < len(ids.texts):
         nothing = list(ids.texts).index(str(NOTHING))
@@ -124,7 +126,7 @@ def to_lists(name: str, ids: Ids, lengths: np.ndarray, width: int | None, first_
 
 
 def one_length(name: str, lengths: np.ndarray, first_row: int = 0) -> int:
-    """The length of all lists of a column."""
+    """The length of all lists of a column. Raises `UserError` if they differ."""
     if not len(lengths):
         return 1
     if np.any(lengths != lengths[0]):
@@ -140,7 +142,7 @@ def one_length(name: str, lengths: np.ndarray, first_row: int = 0) -> int:
 
 
 def _flattened(name: str, values: list[Any], first_row: int) -> tuple[list[Any], np.ndarray | None]:
-    """Values, or those of all lists with the lengths of the lists."""
+    """The values and None; or for lists, the values of all lists and the lengths of the lists."""
     listed = [isinstance(v, list | tuple) or (isinstance(v, np.ndarray) and v.ndim > 0) for v in values]
     if not any(listed):
         return values, None
@@ -152,7 +154,8 @@ def _flattened(name: str, values: list[Any], first_row: int) -> tuple[list[Any],
 
 
 def encoded_ids(name: str, flat: Any, row: Callable[[Any], int]) -> Ids:
-    """The distinct texts of some values, and every value's place among them; `row` is for messages."""
+    """The distinct texts of some values, and the number of every value's text. `row` gives the row for
+    messages."""
     if isinstance(flat, np.ndarray) and flat.dtype.kind in "biu":
         encoded = pa.array(flat if flat.dtype.kind != "b" else flat.astype(np.int64)).dictionary_encode()
         return Ids([str(value) for value in encoded.dictionary.to_pylist()], encoded.indices.to_numpy())
@@ -181,7 +184,7 @@ def _text(value: Any) -> str | None:
 
 
 def bad_id(name: str, value: Any, row: int) -> UserError:
-    """Why a value is no id."""
+    """Return the error for a value that is not an id."""
     if (
         value is None
         or value is np.ma.masked
@@ -203,7 +206,7 @@ def bad_id(name: str, value: Any, row: int) -> UserError:
 def checked_texts(
     name: str, texts: list[str], places: np.ndarray, row: Callable[[Any], int] = int
 ) -> list[str]:
-    """The texts, if all of them can be ids: not empty, not endless, and such that they can be written."""
+    """Return the texts. Raises `UserError` if one cannot be an id: empty, too long, or not valid Unicode."""
     for place, text in enumerate(texts):
         wrong = _wrong(text)
         if wrong:

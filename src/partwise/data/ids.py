@@ -1,7 +1,9 @@
-"""Ids: what a source calls its clients and items. Two ids are the same if and only if their texts are.
+"""Ids: the names that a source gives to its clients and items. Two ids are the same if and only if their
+texts are.
 
-Ids are whole numbers (int64) if every one of them is written as such a number is (7, not 007 or 7.0), and otherwise
-text, exactly as written. So one table gives one store, be it CSV, Parquet or rows of a program.
+Ids are whole numbers (int64) if each of them is written like a whole number (7, not 007 or 7.0). Otherwise
+they are text, exactly as written. So the same table gives the same store from CSV, Parquet or rows of a
+program.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 def is_whole(text: str) -> bool:
-    """Whether a text is a whole number as it is written, and fits 64 bits."""
+    """Whether a text is written like a whole number and fits into 64 bits."""
     return bool(_WHOLE.fullmatch(text)) and (len(text) < 19 or -(2**63) <= int(text) < 2**63)
 
 
 def typed(texts: Sequence[str]) -> np.ndarray:
-    """Ids as an array: int64 if all of them are whole numbers as written, else text."""
+    """Ids as an array: int64 if all of them are written like whole numbers, otherwise text."""
     if len(texts) and all(is_whole(text) for text in texts):
         return np.array([int(text) for text in texts], np.int64)
     return np.array(texts, dtype=str)
@@ -37,7 +39,7 @@ def join_ids(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def whole_numbers(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(which texts are whole numbers, the numbers; 0 elsewhere)."""
+    """(which texts are whole numbers, the numbers; 0 for the others)."""
     known = np.array([is_whole(text) for text in texts.tolist()], bool)
     values = np.zeros(len(texts), np.int64)
     values[known] = [int(text) for text in texts[known].tolist()]
@@ -45,7 +47,8 @@ def whole_numbers(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def look_up(vocabulary: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Where each of the wanted ids (int64 or text) lies in the vocabulary, by its text; -1 if it does not."""
+    """The position of each of the wanted ids (int64 or text) in the vocabulary, compared by text; -1 if it is
+    not there."""
     known = np.ones(len(wanted), bool)
     if vocabulary.dtype.kind == "U" and wanted.dtype.kind != "U":
         wanted = wanted.astype(str)
@@ -60,7 +63,7 @@ def look_up(vocabulary: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def vocabulary_names(ids: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
-    """Column -> the name of its vocabulary; a plain list gives each column one of its own."""
+    """Column -> the name of its vocabulary. With a plain list, each column has its own."""
     if isinstance(ids, str):
         raise UserError(f"ids is the text {ids!r}: give a list of columns, as in ids=[{ids!r}]")
     return dict(ids) if isinstance(ids, Mapping) else {name: name for name in ids}

@@ -1,4 +1,5 @@
-"""Arithmetic on ragged rows: client k owns `counts[k]` rows from `starts[k]` on. No Python per client."""
+"""Arithmetic on ragged rows: client k owns `counts[k]` rows from `starts[k]` on. There is no Python loop over
+clients."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from partwise.data.ids import whole_numbers
 
 
 def offsets(counts: np.ndarray) -> np.ndarray:
-    """Where each client's rows start when the clients lie one after the other, [C] int64."""
+    """Where each client's rows start if the clients are stored one after the other, [C] int64."""
     return np.cumsum(counts, dtype=np.int64) - counts
 
 
@@ -18,26 +19,27 @@ def owners(counts: np.ndarray) -> np.ndarray:
 
 
 def ranks(counts: np.ndarray) -> np.ndarray:
-    """The place of every row among its own client's rows, [N] int64."""
+    """The number of every row among its client's rows, [N] int64."""
     return np.arange(int(counts.sum())) - np.repeat(offsets(counts), counts)
 
 
 def row_indices(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The rows of all clients, client after client, [sum of counts] int64."""
+    """The rows of all clients, one client after the other, [sum of counts] int64."""
     return np.arange(int(counts.sum())) + np.repeat(starts - offsets(counts), counts)
 
 
 def owned_keys(owner: np.ndarray, ids: np.ndarray, num_keys: int, block: int = 1) -> np.ndarray:
     """client * num_keys + key for every id of rows that belong to `owner` [N], [n] int64.
 
-    `ids` is [N] or [N, ...]; key k has the ids from k * block on; -1 is nothing and is left out.
+    `ids` is [N] or [N, ...]. Key k has the ids from k * block on. The id -1 is left out.
     """
     mine = owner.reshape(-1, *[1] * (ids.ndim - 1)) * num_keys + ids.astype(np.int64) // block
     return mine[ids >= 0]
 
 
 def last_of(values: np.ndarray, ends: np.ndarray, lengths: np.ndarray, width: int) -> np.ndarray:
-    """Of each list `values[end - length : end]` the last `width`, [N, width] int32; -1 behind the last."""
+    """The last `width` values of each list `values[end - length : end]`, [N, width] int32, padded with -1 at
+    the end."""
     kept = np.minimum(lengths, width)
     place = np.arange(width)
     at = np.where(place < kept[:, None], (ends - kept)[:, None] + place, len(values))
@@ -45,7 +47,7 @@ def last_of(values: np.ndarray, ends: np.ndarray, lengths: np.ndarray, width: in
 
 
 def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
-    """Consecutive clients in blocks of at most `max_rows` rows; a larger client is a block by itself."""
+    """Consecutive clients in blocks of at most `max_rows` rows. A larger client is a block by itself."""
     ends = np.cumsum(counts, dtype=np.int64)
     blocks, first = [], 0
     while first < len(counts):
@@ -59,7 +61,7 @@ def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
 def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
     """A random order of each client's own rows, as an index into packed rows, [N].
 
-    It depends on the seed, the client's id and its number of rows, never on which other clients there are.
+    It depends on the seed, the client's id and its number of rows, never on the other clients.
     """
     streams = mix(_fingerprints(client_ids) ^ mix(np.array([seed % 2**64], np.uint64)))
     keys = mix(np.repeat(streams, counts) + ranks(counts).astype(np.uint64))
@@ -67,7 +69,8 @@ def shuffle_order(client_ids: np.ndarray, counts: np.ndarray, seed: int) -> np.n
 
 
 def _fingerprints(ids: np.ndarray) -> np.ndarray:
-    """A number for every id that depends on its text alone: 7 is 7, also among ids that are words."""
+    """A number for every id that depends only on its text: 7 has the same number also among ids that are
+    words."""
     if ids.dtype.kind != "U":
         return mix(ids.astype(np.int64).view(np.uint64))
     whole, values = whole_numbers(ids)
@@ -77,13 +80,13 @@ def _fingerprints(ids: np.ndarray) -> np.ndarray:
 def _text_fingerprints(ids: np.ndarray) -> np.ndarray:
     codes = np.ascontiguousarray(ids).view(np.uint32).reshape(len(ids), -1).astype(np.uint64)
     prints = np.zeros(len(ids), np.uint64)
-    for column in codes.T:  # a character at a time; the zero padding of shorter ids changes nothing
+    for column in codes.T:  # one character at a time; the zero padding of shorter ids changes nothing
         prints = np.where(column == 0, prints, mix(prints ^ column))
     return prints
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """SplitMix64, which wraps around on purpose."""
+    """SplitMix64. The overflow is intended."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -91,7 +94,7 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
-    """The array with its first axis filled up, so that its shape stays the same from call to call."""
+    """The array with its first axis padded to `capacity`, so that its shape is the same in every call."""
     if len(array) == capacity:
         return array
     result = np.full((capacity, *array.shape[1:]), fill, array.dtype)
@@ -100,5 +103,5 @@ def pad(array: np.ndarray, capacity: int, fill: int = 0) -> np.ndarray:
 
 
 def pad_to_power(array: np.ndarray, fill: int = 0) -> np.ndarray:
-    """The array filled up to the next power of two, so that arrays of similar sizes share a program."""
+    """The array padded to the next power of two, so that arrays of similar sizes share a program."""
     return pad(array, 1 << max(len(array) - 1, 0).bit_length(), fill)

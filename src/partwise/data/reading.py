@@ -1,4 +1,5 @@
-"""Files of others. Whatever is wrong with one ends in an error that names it: here, in one place."""
+"""Reading files of others. Every problem with a file becomes an error that names the file. This is done here,
+in one place."""
 
 from __future__ import annotations
 
@@ -44,13 +45,14 @@ READ_ERRORS = (
 P = ParamSpec("P")
 T = TypeVar("T")
 
-FREE_BYTES = 1 << 26  # unpacked, in any case; beyond that a file may grow only so many times
-MAX_RATIO = 200  # members of the data sets at hand grow 2 to 73 times; zeros, a thousand
+FREE_BYTES = 1 << 26  # unpacked bytes that are always allowed; beyond them, MAX_RATIO is the limit
+MAX_RATIO = 200  # unpacked / packed; files of the known data sets have 2 to 73, zeros have a thousand
 
 
 @contextlib.contextmanager
 def reading(place: object, remedy: str = "is it whole? Get or write it again") -> Iterator[None]:
-    """Turn what a reader raises into a `UserError` that says where; one that says so already passes through."""
+    """Turn what a reader raises into a `UserError` that names the place. An error that names it already is
+    not changed."""
     try:
         with naming(place):
             yield
@@ -62,7 +64,7 @@ def reading(place: object, remedy: str = "is it whole? Get or write it again") -
 
 @contextlib.contextmanager
 def naming(place: object) -> Iterator[None]:
-    """Say where, in a `UserError` that does not."""
+    """Add the place to a `UserError` that does not name it."""
     try:
         yield
     except UserError as error:
@@ -78,7 +80,7 @@ def _reason(error: BaseException) -> str:
 
 
 def guarded(place: object, read: Callable[P, Iterable[T]]) -> Callable[P, Iterator[T]]:
-    """`read`, whatever goes wrong while it is run through said of `place`."""
+    """`read`, with every error during its iteration naming `place`."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         with reading(place):
@@ -88,7 +90,7 @@ def guarded(place: object, read: Callable[P, Iterable[T]]) -> Callable[P, Iterat
 
 
 def existing(path: str | Path, expected: str) -> Path:
-    """The path of something that exists; `expected` is for the message."""
+    """Return the path. Raises `UserError` if it does not exist; `expected` is for the message."""
     path = Path(path)
     try:
         path.stat()
@@ -103,7 +105,8 @@ def existing(path: str | Path, expected: str) -> Path:
 
 
 def regular(path: str | Path, expected: str) -> Path:
-    """The path of a file, not of a folder, a pipe or a device, which may have no end."""
+    """Return the path of a file. A folder raises `UserError`, and so does a pipe or a device, which may have
+    no end."""
     path = existing(path, expected)
     if not path.is_file():
         raise UserError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}: {expected}")
@@ -111,7 +114,7 @@ def regular(path: str | Path, expected: str) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a regular file of this name; a name that cannot be one is not there."""
+    """Whether there is a regular file with this name. An invalid name returns False."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -124,7 +127,8 @@ def _short(place: object) -> str:
 
 
 def check_growth(where: object, unpacked: int, packed: int) -> None:
-    """Refuse a file that unpacks to far more than any real one: it would fill memory or disk."""
+    """Raise `UserError` for a file that unpacks to far more than any real one, because it would fill memory
+    or disk."""
     if unpacked > FREE_BYTES and unpacked > MAX_RATIO * max(packed, 1):
         raise UserError(
             f"{where} unpacks to more than {MAX_RATIO} times its {packed:,} bytes ({unpacked:,} so far), which no "
@@ -133,7 +137,7 @@ def check_growth(where: object, unpacked: int, packed: int) -> None:
 
 
 class Limited(io.RawIOBase):
-    """A packed stream, as it is unpacked, which ends with an error if it grows without measure."""
+    """A compressed stream during unpacking. It raises an error if its size grows beyond the limit."""
 
     def __init__(self, stream: IO[bytes], packed: int, where: object):
         self._stream, self._packed, self._where, self._read = stream, packed, where, 0
@@ -154,5 +158,5 @@ class Limited(io.RawIOBase):
 
 
 def limited(stream: IO[bytes], packed: int, where: object) -> io.BufferedReader:
-    """The stream, buffered, which refuses to grow without measure."""
+    """The stream, buffered, with a limit on its growth."""
     return io.BufferedReader(Limited(stream, packed, where), 1 << 20)

@@ -1,4 +1,4 @@
-"""Batches of rows, from Arrow or a program, as columns: ids by their texts, all else as numpy arrays."""
+"""Batches of rows, from Arrow or a program, as columns: ids by their texts, all other values as numpy arrays."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
 
 @dataclasses.dataclass
 class Wanted:
-    """What is to be read of every batch, and what was found in those before."""
+    """What is read from every batch, and what earlier batches held."""
 
-    names: tuple[str, ...] | None = None  # all, if None
+    names: tuple[str, ...] | None = None  # None: all columns
     ids: tuple[str, ...] = ()
-    lists: Mapping[str, int] = dataclasses.field(default_factory=dict)  # room for the last ids of lists
-    # column -> what it held in the first batch (dates, say), which the others must hold too
+    lists: Mapping[str, int] = dataclasses.field(default_factory=dict)  # how many last ids of a list are kept
+    # column -> what it held in the first batch (for example dates); the other batches must hold the same
     held: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 def to_columns(batch: Batch, plan: Wanted, first_row: int = 0) -> dict[str, Column]:
-    """The columns of a batch, each [N] or [N, ...]; times become nanoseconds."""
+    """The columns of a batch, each [N] or [N, ...]. Times become nanoseconds."""
     if isinstance(batch, Mapping):
         there = list(batch)
     elif isinstance(batch, pa.RecordBatch | pa.Table):
@@ -62,7 +62,7 @@ def _column(name: str, values: Any, plan: Wanted, first_row: int) -> Column:
 
 
 def _cut(name: str, array: np.ndarray, width: int | None) -> np.ndarray:
-    """The last numbers of lists that have at least so many."""
+    """The last `width` numbers of each list. Shorter lists raise `UserError`."""
     if width is None:
         return array
     if array.ndim < 2 or array.shape[1] < width:

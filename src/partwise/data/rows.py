@@ -36,14 +36,14 @@ def read_rows(
 
     Args:
         rows: An iterator of dicts, one for every example, or one or more Arrow tables or record batches.
-        client: The column that says whose row it is.
-        columns: The columns to keep (default: all of the first row).
-        ids: Columns whose values are ids, and become keys 0, 1, 2, ... Where it is a mapping, columns of one
-            name share their keys: ids={"past": "item", "next": "item"}.
-        out: A folder to write the store to; memory then does not grow with the rows. By default it is in
-            memory.
+        client: The column that names the client of a row.
+        columns: The columns to keep (default: all columns of the first row).
+        ids: Columns whose values are ids. They become keys 0, 1, 2, ... If it is a mapping, columns with the
+            same name on the right share their keys: ids={"past": "item", "next": "item"}.
+        out: A folder to which the store is written; memory then does not grow with the rows. By default the
+            store is in memory.
         order_by: A column by which each client's rows are sorted.
-        lists: Of lists of ids that differ in length, {"past": 20} keeps the last 20 and fills up with -1.
+        lists: For lists of ids of different lengths: {"past": 20} keeps the last 20 and pads with -1.
 
     Returns:
         The store.
@@ -63,7 +63,7 @@ def read_rows(
 def kept_columns(
     there: Sequence[str], client: str | None, columns: Sequence[str] | None, ids: IdNames
 ) -> list[str]:
-    """The columns of the store to come: those asked for, or all that there are, and all ids."""
+    """The columns of the store: the requested ones, or all, and all columns of ids."""
     kept = [name for name in (columns if columns is not None else there) if name != client]
     return kept + [name for name in vocabulary_names(ids) if name not in kept]
 
@@ -76,7 +76,7 @@ def plan_columns(
     order_by: str | None,
     lists: Mapping[str, int] | None,
 ) -> Wanted:
-    """What is read: what is kept, the client column, and what rows are sorted by."""
+    """What is read: the kept columns, the client column, and the column by which rows are sorted."""
     kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
     read = [*([client] if client else []), *kept]
     read += [order_by] if order_by and order_by not in read else []
@@ -102,7 +102,8 @@ def gather_batches(
     info: Mapping[str, Any],
     kept: Sequence[str],
 ) -> ClientStore:
-    """A store of batches of columns: in memory, or written to the folder `out`; without `client`, of one client."""
+    """A store from batches of columns: in memory, or written to the folder `out`. Without `client`, it has
+    one client."""
     if out is not None:
         if client is None:
             raise UserError(
@@ -123,7 +124,7 @@ def gather_batches(
 
 
 def _joined(name: str, parts: list[Any]) -> Column:
-    """A column out of those of the batches."""
+    """A column from the columns of the batches."""
     widths = {(part.places if isinstance(part, Ids) else part).shape[1:] for part in parts}
     if len(widths) > 1:
         raise UserError(
@@ -144,7 +145,7 @@ def _joined(name: str, parts: list[Any]) -> Column:
 
 
 def _batches(rows: Iterator[Any]) -> Iterator[Batch]:
-    """Dicts in chunks, as columns; Arrow tables as they come."""
+    """Dicts in chunks, as columns. Arrow tables are passed on unchanged."""
     first_row = 0
     for first in rows:
         if isinstance(first, pa.Table | pa.RecordBatch):
@@ -160,7 +161,7 @@ def _names(batch: Batch) -> list[str]:
 
 
 def _stack(chunk: list[Any], first_row: int) -> dict[str, list[Any]]:
-    """Rows as columns; all have what the first has."""
+    """Rows as columns. All rows must have the columns of the first row."""
     for number, row in enumerate(chunk):
         if not isinstance(row, Mapping):
             raise UserError(
@@ -176,7 +177,7 @@ def _stack(chunk: list[Any], first_row: int) -> dict[str, list[Any]]:
 
 
 def _cleaned(batches: Iterable[Batch], client: str, plan: Wanted) -> Iterator[dict[str, Column]]:
-    """Only the columns that are read; what is wrong with one is said with its row."""
+    """Only the columns that are read. Errors name the row."""
     first_row = 0
     for batch in batches:
         found = to_columns(batch, plan, first_row)

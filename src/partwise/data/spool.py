@@ -31,7 +31,7 @@ def layouts_of(columns: Mapping[str, np.ndarray]) -> dict[str, Layout]:
 
 
 def rows_at_once(layouts: Mapping[str, Layout], most: int) -> int:
-    """At most `most` rows, and fewer where rows are so wide (images) that those would fill the memory."""
+    """At most `most` rows; fewer if rows are so wide (images) that they would fill the memory."""
     row_bytes = sum(layout.row_bytes for layout in layouts.values())
     return max(1, min(most, BYTES_AT_ONCE // max(row_bytes, 1)))
 
@@ -72,7 +72,8 @@ class Spool:
         return values.reshape(-1, *layout.shape)
 
     def copy(self, name: str, path: Path, place: int) -> None:
-        """Write the whole column into an existing file from byte `place` on, without holding it in memory."""
+        """Write the whole column into an existing file, starting at byte `place`, without holding it in
+        memory."""
         with self._flushed(name).open("rb") as source, path.open("r+b") as target:
             target.seek(place)
             shutil.copyfileobj(source, target, CHUNK_BYTES)
@@ -86,7 +87,7 @@ class Spool:
 
 
 class Pile:
-    """Columns that grow in memory. Their bytes are stretched in place, not joined from parts in the end."""
+    """Columns that grow in memory. Their bytes grow in place, so that no parts need to be joined at the end."""
 
     def __init__(self):
         self.layouts: dict[str, Layout] = {}
@@ -104,7 +105,7 @@ class Pile:
         self.num_rows += len(next(iter(columns.values())))
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns, not copied; nothing can be appended after that."""
+        """The columns, not copied. After this call, nothing can be appended."""
         return {
             name: np.frombuffer(held, self.layouts[name].dtype).reshape(-1, *self.layouts[name].shape)
             for name, held in self._bytes.items()

@@ -20,22 +20,22 @@ from partwise.types import UserError, nearest
 
 ROWS_PER_BLOCK = 1 << 20
 
-CLIENT_COLUMN = "client_column"  # in a store's `info`: what its table called the column of clients
+CLIENT_COLUMN = "client_column"  # key of a store's `info`: the name of the client column in its table
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClientStore:
     """Many clients' examples as flat columns.
 
-    A view of clients over shared columns; only `gather`, `reorder` and `pool` copy rows. The order of a
-    client's rows means something (time, or shuffled), and every operation keeps it. From arrays by
-    `ClientStore.from_arrays`, from files by `read_table`, from a program by `read_rows`.
+    A store is a view of clients over shared columns. Only `gather`, `reorder` and `pool` copy rows. The order
+    of a client's rows has a meaning (time, or shuffled), and every operation keeps it. Make a store from
+    arrays with `ClientStore.from_arrays`, from files with `read_table`, from a program with `read_rows`.
 
     Attributes:
         columns: {name: array [N] or [N, ...]}; memory-mapped and read-only if opened from disk.
         starts: [C], where each client's rows begin.
         counts: [C], how many rows each client has.
-        client_ids: [C], the ids of the source.
+        client_ids: [C], the clients' ids in the source.
         vocabularies: {column of ids: the source id of every key}.
         info: Where the data comes from.
     """
@@ -45,7 +45,7 @@ class ClientStore:
     counts: np.ndarray  # [C] int64
     client_ids: np.ndarray  # [C] the ids of the source, int64 or text
     vocabularies: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # source ids of keys
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where it comes from; JSON can say it
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # where it comes from; values for JSON
 
     def __post_init__(self):
         lengths = {name: len(values) for name, values in self.columns.items()}
@@ -72,10 +72,11 @@ class ClientStore:
         info: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> ClientStore:
-        """Group rows, given in any order, by their client; each client's rows keep their order.
+        """Group rows, given in any order, by their client. Each client's rows keep their order.
 
-        Clients are sorted by id. Columns named in `ids` become keys 0..K-1 in the order of the sorted ids; where it
-        is a mapping, columns of one name share their keys: `ids={"past": "item", "next": "item"}`.
+        Clients are sorted by id. Columns named in `ids` become keys 0..K-1 in the order of the sorted ids. If
+        `ids` is a mapping, columns with the same name on the right share their keys: `ids={"past": "item",
+        "next": "item"}`.
         """
         return group_rows(client, columns, ids, info or {})
 
@@ -88,7 +89,7 @@ class ClientStore:
         return int(self.counts.sum())
 
     def num_keys(self, column: str) -> int:
-        """How many keys an id column can take, whether or not these clients use them all."""
+        """How many keys an id column has. These clients need not use all of them."""
         if column in self.vocabularies:
             return len(self.vocabularies[column])
         check_known([column], self.columns)
@@ -98,12 +99,12 @@ class ClientStore:
         )
 
     def packed(self) -> bool:
-        """Whether the clients lie one after the other and own every row."""
+        """Whether the clients are stored one after the other and own every row."""
         whole = self.num_examples == len(next(iter(self.columns.values())))
         return whole and np.array_equal(self.starts, offsets(self.counts))
 
     def find(self, client_id: int | str) -> int:
-        """The position of the client with this id of the source; 7 and "7" are one id, "007" is another."""
+        """The position of the client with this source id. 7 and "7" are the same id, "007" is another."""
         place = int(self.places(typed([str(client_id)]))[0])
         if place < 0:
             ordered = np.sort(self.client_ids.astype(str))
@@ -113,7 +114,7 @@ class ClientStore:
         return place
 
     def places(self, client_ids: np.ndarray) -> np.ndarray:
-        """The positions of the clients with these ids of the source; -1 of those that are not here."""
+        """The positions of the clients with these source ids; -1 for ids that are not here."""
         return look_up(self.client_ids, client_ids)
 
     def examples(self, position: int) -> dict[str, np.ndarray]:
@@ -139,7 +140,8 @@ class ClientStore:
         return dataclasses.replace(self, columns=columns, vocabularies=vocabularies)
 
     def with_columns(self, **columns: Any) -> ClientStore:
-        """Derived columns, one value per row of a packed store; a name that exists is replaced."""
+        """The store with more columns, one value per row of a packed store. A column with an existing name is
+        replaced."""
         if not self.packed():
             raise UserError("only a packed store can take new columns: call gather() first")
         owner = Ids(self.client_ids.astype(str).tolist(), owners(self.counts))
@@ -148,37 +150,37 @@ class ClientStore:
         return dataclasses.replace(self, columns={**self.columns, **cleaned}, vocabularies=kept)
 
     def take(self, positions: Any) -> ClientStore:
-        """Only these clients, in this order; positions, or a mask over all clients."""
+        """Only these clients, in this order. `positions` are numbers, or a mask over all clients."""
         chosen = self._positions(positions)
         return dataclasses.replace(
             self, starts=self.starts[chosen], counts=self.counts[chosen], client_ids=self.client_ids[chosen]
         )
 
     def filter(self, min_examples: int) -> ClientStore:
-        """Only clients with at least so many examples."""
+        """Only clients with at least this many examples."""
         return self.take(self.counts >= min_examples)
 
     def cap(self, max_examples: int) -> ClientStore:
-        """The first `max_examples` of each client."""
+        """The first `max_examples` examples of each client."""
         if max_examples < 1:
             raise UserError(f"max_examples is {max_examples}: give at least 1")
         return self.narrow(np.zeros_like(self.counts), np.minimum(self.counts, max_examples))
 
     def narrow(self, skip: np.ndarray, counts: np.ndarray) -> ClientStore:
-        """Of each client the `counts[k]` examples that follow its first `skip[k]`; counts may be 0."""
+        """For each client, the `counts[k]` examples after its first `skip[k]`. Counts may be 0."""
         if skip.min(initial=0) < 0 or counts.min(initial=0) < 0 or np.any(skip + counts > self.counts):
             raise UserError("skip + counts must stay within each client's examples")
         return dataclasses.replace(self, starts=self.starts + skip, counts=counts)
 
     def gather(self, positions: Any = None) -> ClientStore:
-        """These clients (or all), packed into memory; no other client's rows are read."""
+        """These clients (or all), packed into memory. Rows of other clients are not read."""
         chosen = self if positions is None else self.take(positions)
         return chosen._pack(row_indices(chosen.starts, chosen.counts))
 
     def reorder(self, by: str | None = None, seed: int | None = None) -> ClientStore:
         """Each client's rows in a new order, packed into memory: sorted by a column (stable), or shuffled.
 
-        A client's shuffle depends on its id and the seed, not on which other clients there are.
+        A client's shuffle depends on its id and the seed, not on the other clients.
         """
         if (by is None) == (seed is None):
             raise UserError(
@@ -191,8 +193,8 @@ class ClientStore:
         return self._pack(rows[np.lexsort((self.columns[by][rows], owners(self.counts)))])
 
     def pool(self, size: int | None = None) -> ClientStore:
-        """One client, `all`, that owns every row, for centralised training; or one for every `size` rows in turn,
-        a last rest of fewer rows with the one before."""
+        """One client, `all`, that owns every row, for centralised training. With `size`, one client for every
+        `size` rows in turn; rows that are left at the end go to the last client."""
         whole = self if self.packed() else self.gather()
         total = self.num_examples
         parts = max(total // size, 1) if size else 1
@@ -202,13 +204,13 @@ class ClientStore:
         return dataclasses.replace(whole, starts=starts, counts=counts, client_ids=names)
 
     def blocks(self, max_rows: int = ROWS_PER_BLOCK) -> Iterator[Block]:
-        """All clients in order, in packed blocks of about `max_rows` rows, or fewer if rows are wide."""
+        """All clients in order, in packed blocks of about `max_rows` rows; fewer if rows are wide."""
         for part in row_blocks(self.counts, rows_at_once(layouts_of(self.columns), max_rows)):
             store = self.gather(np.arange(part.start, part.stop))
             yield Block(store.client_ids, store.counts, store.columns)
 
     def save(self, path: str | Path) -> None:
-        """Write a folder that `open_store` maps back; `path` must not exist yet."""
+        """Write a folder that `open_store` can open. `path` must not exist yet."""
         write_folder(path, self.blocks(), self.vocabularies, self.info)
 
     def _pack(self, rows: np.ndarray) -> ClientStore:
@@ -231,10 +233,10 @@ class ClientStore:
 
 
 def open_store(path: str | Path) -> ClientStore:
-    """A store from its folder, in no time: columns are memory maps, read as they are used.
+    """Open a store from its folder. This is fast: columns are memory maps, which are read when they are used.
 
     Args:
-        path: A folder that `ClientStore.save`, or `out=` of `read_table` and `read_rows`, wrote.
+        path: A folder written by `ClientStore.save`, or by `out=` of `read_table` and `read_rows`.
     """
     with naming(f"the store {path}"):
         return ClientStore(**read_folder(path))

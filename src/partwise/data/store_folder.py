@@ -1,7 +1,7 @@
 """A store's folder on disk: `examples.arrow`, `clients.arrow`, `vocabularies.arrow`, `store.json`.
 
-`examples.arrow` is one record batch, so every column comes back as one memory-mapped array without a copy.
-A folder is written beside its place and renamed at the end: it is whole or it is not there.
+`examples.arrow` is one record batch, so that every column is one memory-mapped array without a copy. A folder
+is written beside its final place and renamed at the end. So it is either complete or not there.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WHOLE = "the store is not whole; remove the folder and build it again"
 
 
 class Block(NamedTuple):
-    """Some clients' rows, already grouped: client k of the block owns the next `counts[k]` rows."""
+    """The rows of some clients, already grouped: client k of the block owns the next `counts[k]` rows."""
 
     client_ids: np.ndarray
     counts: np.ndarray
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name `path` only if the block ends well."""
+    """A folder to fill. It gets its name `path` only if the block ends without an error."""
     path = Path(path)
     try:
         if path.exists():
@@ -61,7 +61,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 def write_folder(
     path: str | Path, blocks: Iterable[Block], vocabularies: Mapping[str, np.ndarray], info: Mapping[str, Any]
 ) -> None:
-    """Write blocks of clients in their order, holding one block and the client ids in memory."""
+    """Write blocks of clients in their order. Only one block and the client ids are held in memory."""
     with new_folder(path) as folder, contextlib.closing(Spool(folder)) as spool:
         client_ids, counts = [], []
         for block in blocks:
@@ -76,7 +76,7 @@ def write_folder(
 
 
 def allocate_examples(folder: Path, layouts: Mapping[str, Layout], num_rows: int) -> dict[str, int]:
-    """Write `examples.arrow` full of zeros; return the byte at which each column starts in the file."""
+    """Write `examples.arrow` full of zeros. Returns the byte at which each column starts in the file."""
     if num_rows == 0 or not layouts:
         raise UserError("there are no rows to store: give at least one client with one example")
     arrays = [_arrow(np.zeros((num_rows, *layout.shape), layout.dtype)) for layout in layouts.values()]
@@ -97,7 +97,7 @@ def finish(
     vocabularies: Mapping[str, np.ndarray],
     info: Mapping[str, Any],
 ) -> None:
-    """Write everything of a store but its examples."""
+    """Write everything of a store except its examples."""
     _write_batch(folder / "clients.arrow", {"client": _arrow(client_ids), "count": _arrow(counts)})
     lists = {
         name: pa.LargeListArray.from_arrays([0, len(ids)], _arrow(ids)) for name, ids in vocabularies.items()
@@ -116,7 +116,7 @@ def finish(
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """The fields of a `ClientStore`, the columns memory-mapped."""
+    """The fields of a `ClientStore`. The columns are memory-mapped."""
     path = existing(path, "check the path, or build a store with build_store or save")
     record = _read_record(path)
     with reading(f"the store {path}", "it is damaged; remove the folder and build it again"):
@@ -195,7 +195,7 @@ def _read_batch(path: Path) -> pa.RecordBatch:
 
 
 def _map_batch(path: Path) -> pa.RecordBatch:
-    """Memory-mapped. Numbers need no look at each of them to be safe to read, only that there are enough."""
+    """A memory-mapped batch. To read numbers safely, it is enough to check their count, not each of them."""
     with pa.memory_map(str(regular(path, WHOLE))) as source:
         batch = pa.ipc.open_file(source).get_batch(0)
     batch.validate()

@@ -49,16 +49,16 @@ def read_table(
     Args:
         path: A .csv or .tsv file (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet
             files.
-        client: The column that says whose row it is; None: all rows are one client's.
+        client: The column that names the client of a row; None if all rows belong to one client.
         columns: The columns to keep (default: all).
-        ids: Columns whose values are ids, and become keys 0, 1, 2, ... Where it is a mapping, columns of one
-            name share their keys: ids={"past": "item", "next": "item"}.
-        out: A folder to write the store to; memory then does not grow with the rows. By default it is in
-            memory.
+        ids: Columns whose values are ids. They become keys 0, 1, 2, ... If it is a mapping, columns with the
+            same name on the right share their keys: ids={"past": "item", "next": "item"}.
+        out: A folder to which the store is written; memory then does not grow with the rows. By default the
+            store is in memory.
         order_by: A column by which each client's rows are sorted.
-        lists: Of lists of ids that differ in length, {"past": 20} keeps the last 20 and fills up with -1.
-        delimiter: Of .csv and .tsv files, if not comma and tab.
-        encoding: Of .csv and .tsv files.
+        lists: For lists of ids of different lengths: {"past": 20} keeps the last 20 and pads with -1.
+        delimiter: The delimiter of .csv and .tsv files, if it is not comma and tab.
+        encoding: The encoding of .csv and .tsv files.
 
     Returns:
         The store. Dates and times in it are whole numbers, in nanoseconds.
@@ -82,7 +82,7 @@ def column_names(path: str | Path, delimiter: str | None = None, encoding: str =
 
 
 def list_columns(path: str | Path) -> list[str]:
-    """Those of a table's columns that hold lists; no text file has any."""
+    """The columns of a table that hold lists. A text file has none."""
     file = _files(Path(path))[0]
     if is_delimited(file):
         return []
@@ -91,7 +91,7 @@ def list_columns(path: str | Path) -> list[str]:
 
 
 def is_delimited(path: str | Path) -> bool:
-    """Whether a table is a text file, of which a delimiter and an encoding can be said."""
+    """Whether a table is a text file, which has a delimiter and an encoding."""
     return _kind(Path(path)) in DELIMITERS
 
 
@@ -132,7 +132,7 @@ def _names(file: Path, dialect: Dialect | None) -> list[str]:
 
 
 def _schema(file: Path) -> pa.Schema:
-    """Of a Parquet or Arrow file."""
+    """The schema of a Parquet or Arrow file."""
     if _kind(file) == ".parquet":
         return pyarrow.parquet.read_schema(file)
     with _open_arrow(file) as reader:
@@ -149,7 +149,7 @@ def _distinct(names: list[str]) -> list[str]:
 def _checked(
     file: Path, dialect: Dialect | None, client: str | None, plan: Wanted
 ) -> Iterator[dict[str, Column]]:
-    """The file's batches; whatever is wrong with one is said with the file's name and, for text, the line."""
+    """The file's batches. Errors name the file and, for text files, the line."""
     first_row, names = 0, plan.names or ()
     try:
         with reading(file, f"is it a whole {_kind(file)} file?"):

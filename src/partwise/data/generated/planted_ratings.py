@@ -1,8 +1,8 @@
-"""Ratings drawn from a planted truth, in memory or to disk a block of clients at a time.
+"""Ratings drawn from a planted truth, in memory or written to disk one block of clients at a time.
 
-Ratings are neither rounded nor clipped, so their noise is known exactly. Items follow a Zipf law,
-examples per client a log-normal one. Every block of clients has its own random stream: client k is the same
-however many clients there are.
+Ratings are neither rounded nor clipped, so their noise is known exactly. The popularity of items follows a
+Zipf distribution, the number of examples per client a log-normal one. Every block of clients has its own
+random stream, so client k is the same for any number of clients.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def planted_ratings(
     seed: int = 0,
     out: str | Path | None = None,
 ) -> PlantedRatings:
-    """Generate clients in memory or, with `out`, into a folder on disk a block at a time.
+    """Generate clients in memory or, with `out`, into a folder on disk one block at a time.
 
-    `zipf`: the popularity of item i falls as (i + 1)^-zipf. `sigma`: the spread of the logarithm of examples
-    per client; their mean is `mean_examples` before they are held between `min_examples` and `num_items`.
+    `zipf`: the popularity of item i falls as (i + 1)^-zipf. `sigma`: the spread of the logarithm of the
+    examples per client. The mean number of examples is `mean_examples`, before the numbers are limited to the
+    range from `min_examples` to `num_items`.
     """
     arguments = Planted(num_clients, num_items, rank, noise, mean_examples, zipf, sigma, min_examples, seed)
     truth = plant(arguments)
@@ -59,7 +60,7 @@ def planted_ratings(
 
 
 def open_planted(path: str | Path) -> PlantedRatings:
-    """A store written by `planted_ratings`, with the truth drawn again from its arguments."""
+    """Open a store written by `planted_ratings`. The truth is drawn again from its arguments."""
     store = open_store(path)
     if store.info.get("source") != "planted ratings":
         raise UserError(f"{path} was not written by planted_ratings: open it with open_store")
@@ -67,7 +68,7 @@ def open_planted(path: str | Path) -> PlantedRatings:
 
 
 def _blocks(truth: Truth) -> Iterator[Block]:
-    """Every block is drawn whole and then cut, so that the last one's clients are the same too."""
+    """Draw every block completely and then cut it, so that the clients of the last block are the same too."""
     arguments = truth.arguments
     popularity = np.arange(1, arguments.num_items + 1, dtype=float) ** -arguments.zipf
     for block in range(-(-arguments.num_clients // BLOCK_CLIENTS)):
@@ -90,8 +91,8 @@ def _counts(rng: np.random.Generator, arguments: Planted) -> np.ndarray:
 def _distinct_items(rng: np.random.Generator, counts: np.ndarray, popularity: np.ndarray) -> np.ndarray:
     """Weighted draws without replacement, packed by client and in random order, [sum of counts].
 
-    Draws with replacement whose repeats are dropped are draws without replacement. Clients that still lack
-    items after a few rounds get the rest by the largest log-weight + Gumbel noise, which is the same law.
+    Draws with replacement, without the repeats, are draws without replacement. Clients that still need items
+    after a few rounds get the rest by the largest log-weight + Gumbel noise, which has the same distribution.
     """
     cumulative = np.cumsum(popularity / popularity.sum())
     cumulative[-1] = 1.0
@@ -113,7 +114,7 @@ def _distinct_items(rng: np.random.Generator, counts: np.ndarray, popularity: np
 
 
 def _first_of_each(pairs: np.ndarray, num_items: int, counts: np.ndarray) -> np.ndarray:
-    """Each client's first `counts` distinct pairs in the order drawn, packed by client."""
+    """Each client's first `counts` distinct pairs in the order in which they were drawn, packed by client."""
     _, first = np.unique(pairs, return_index=True)
     pairs = pairs[np.sort(first)]
     pairs = pairs[np.argsort(pairs // num_items, kind="stable")]

@@ -1,9 +1,10 @@
-"""Sentences with words of clients' own, for next-word prediction at any size.
+"""Generated sentences in which clients have words of their own, for next-word prediction at any size.
 
-Words follow a Zipf law. One word out of two is followed by the word that the language has after it, the same for
-all clients. The others are drawn anew: some of them are words of the client's own, each of which falls into a
-bucket and is of one of a few kinds, which the client alone knows; after it comes the word that all clients have
-after that kind. So a shared model learns what follows a word and a kind, and the client which kind a bucket is.
+Words follow a Zipf distribution. After one word out of two comes the word that always follows it in the
+language, the same for all clients. The other words are drawn again. Some of them are the client's own words.
+Each own word falls into a bucket and has one of a few kinds, which only the client knows. After it comes the
+word that follows this kind for all clients. So a shared model learns what follows a word and a kind, and the
+client learns which kind a bucket has.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from partwise.data.text.words import Vocabulary
 from partwise.types import UserError
 
 KINDS = 8
-FOLLOWED = 0.5  # chance that a word is followed by the one that the language has after it
-OWN = 0.3  # chance that a word drawn anew is one of the client's own
+FOLLOWED = 0.5  # probability that a word is followed by its fixed next word
+OWN = 0.3  # probability that another word is one of the client's own
 
 
 def planted_sentences(
@@ -32,7 +33,8 @@ def planted_sentences(
     length: int = 10,
     seed: int = 0,
 ) -> ClientStore:
-    """A store with the column `tokens` [N, length + 1] as `data.text.sentences` makes it, all sentences full."""
+    """A store with the column `tokens` [N, length + 1], as `data.text.sentences` makes it. All sentences have
+    full length."""
     sizes = {"num_clients": num_clients, "sentences": sentences, "num_buckets": num_buckets, "length": length}
     check_numbers(sizes, positive=set(sizes))
     if num_words < KINDS:

@@ -1,9 +1,9 @@
-"""Posts and their tags made up: bags of words, and tags that depend on them through a planted linear model.
+"""Generated posts and their tags: bags of words, and tags that depend on them through a planted linear model.
 
-In the manner of Stack Overflow's tag prediction (Federated Select). Words follow a Zipf law. A post is about
-one topic and a client writes about a few, so it uses a small part of all words. The score of a tag is a sum
-over the post's words plus the tag's own popularity; tags are drawn without replacement with chances
-exp(score).
+The data is similar to Stack Overflow's tag prediction (Federated Select). Words follow a Zipf distribution. A
+post is about one topic and a client writes about a few topics, so it uses a small part of all words. The
+score of a tag is a sum over the post's words plus the tag's own popularity. Tags are drawn without
+replacement with probabilities proportional to exp(score).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from partwise.types import UserError
 
 BLOCK_CLIENTS = 64  # clients that share one random stream
 TOPICS, SCORES, POSTS = 20, 21, 22  # what a random stream is for
-SPARSITY = 0.1  # shape of the gamma law of a word's weight in a topic: few words are much in use there
-BAG = 1 << 11  # a topic is a bag of so many words, from which its posts draw
-HABITS = 1.0  # a client's topics follow a Dirichlet law; this is the sum of its parameters
-RANK, STRENGTH = 16, 4.0  # of the planted model; how far the scores of a post's tags lie apart
+SPARSITY = 0.1  # shape of the gamma distribution of a word's weight in a topic: few words have a large weight
+BAG = 1 << 11  # number of words in a topic's bag, from which its posts draw
+HABITS = 1.0  # a client's topics have a Dirichlet distribution; this is the sum of its parameters
+RANK, STRENGTH = 16, 4.0  # of the planted model; the spread of the scores of a post's tags
 POPULARITY = 0.5  # tag t's own score falls as -POPULARITY x log(t + 1)
-MAX_COUNT = 10  # no client has more than so many times the mean of examples
-OVERDRAW = 3  # words drawn for one that is wanted, because repeats are dropped
+MAX_COUNT = 10  # no client has more than this many times the mean number of examples
+OVERDRAW = 3  # words drawn for each wanted word, because repeats are dropped
 LOW = (1 << 31) - 1  # the lower half of a whole number
-CHUNK = 1024  # posts at a time where there is a score per tag
+CHUNK = 1024  # posts at a time, for arrays with a score per tag
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Tags:
 
     @property
     def max_words(self) -> int:
-        """The width of the column `words`: a post has `words_per_example` give or take a half."""
+        """The width of the column `words`: a post has `words_per_example` words, plus or minus a half."""
         return self.words_per_example + self.words_per_example // 2
 
     @property
     def max_tags(self) -> int:
-        """The width of the column `tags`: a post has 1 to so many, `tags_per_example` on average."""
+        """The width of the column `tags`: a post has 1 to this many tags, `tags_per_example` on average."""
         return 2 * self.tags_per_example - 1
 
 
 class TagTruth(NamedTuple):
     """score[tag] = sum over a post's words of word_factors[word] . tag_factors[:, tag], + popularity[tag]."""
 
-    word_factors: np.ndarray  # [words + 1, RANK] float32; the last row is 0, and -1 (nothing) names it
+    word_factors: np.ndarray  # [words + 1, RANK] float32; the last row, for the id -1 (nothing), is 0
     tag_factors: np.ndarray  # [RANK, tags] float32
     popularity: np.ndarray  # [tags] float32
 
@@ -101,11 +101,12 @@ def generate_tags(
     min_examples: int = 5,
     out: str | Path | None = None,
 ) -> ClientStore:
-    """Columns `words` int32 [N, L] and `tags` int32 [N, T], keys without repeats, then -1 for nothing.
+    """A store with the columns `words` int32 [N, L] and `tags` int32 [N, T]: keys without repeats, padded
+    with -1.
 
-    L and T are 1.5 x `words_per_example` and 2 x `tags_per_example` - 1. With `out`, the store is written to that
-    new folder a block of clients at a time. `zipf`: the frequency of word i falls as (i + 1)^-zipf. `sigma`: the
-    spread of the logarithm of examples per client. A client's examples are in random order.
+    L and T are 1.5 x `words_per_example` and 2 x `tags_per_example` - 1. With `out`, the store is written to
+    that new folder one block of clients at a time. `zipf`: the frequency of word i falls as (i + 1)^-zipf.
+    `sigma`: the spread of the logarithm of the examples per client. A client's examples are in random order.
     """
     arguments = Tags(
         num_clients,
@@ -129,9 +130,10 @@ def generate_tags(
 
 
 def best_recall(store: ClientStore, at: int = 5) -> float:
-    """Of all tags of these clients, the share among the `at` best of whoever knows the planted model.
+    """The share of these clients' tags that are among the `at` highest scores of the planted model: the best
+    reachable recall.
 
-    Pooled over tags, not a mean over examples. `store` is any part of what `generate_tags` made.
+    It is pooled over tags, not a mean over examples. `store` is any part of a store from `generate_tags`.
     """
     if store.info.get("source") != "generated tags":
         raise UserError("the store was not made by generate_tags: its planted model is not known")
@@ -178,10 +180,11 @@ def _blocks(arguments: Tags) -> Iterator[Block]:
 
 
 def _topics(arguments: Tags) -> tuple[np.ndarray, np.ndarray]:
-    """Every topic's bag of words, frequent ones many times, [topics, BAG], and its share of all posts [topics].
+    """Every topic's bag of words [topics, BAG], in which frequent words occur many times, and its share of
+    all posts [topics].
 
-    The share is the topic's weight before its words are scaled to chances, so that over all topics words
-    follow the Zipf law.
+    The share is the topic's weight before its words are scaled to probabilities. So over all topics, words
+    follow the Zipf distribution.
     """
     rng = stream(arguments.seed, TOPICS)
     popularity = np.arange(1, arguments.num_words + 1, dtype=float) ** -arguments.zipf
@@ -195,7 +198,7 @@ def _topics(arguments: Tags) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _draw_words(rng: np.random.Generator, arguments: Tags, bags: np.ndarray, topic: np.ndarray) -> np.ndarray:
-    """Bags of words, [n, L] int32: the first so many different ones of those drawn."""
+    """Bags of words, [n, L] int32: the first distinct words of those that were drawn."""
     spread = arguments.words_per_example // 2
     wanted = arguments.words_per_example + rng.integers(-spread, spread + 1, len(topic))
     draws = rng.integers(0, BAG, (len(topic), OVERDRAW * arguments.max_words), np.uint16)
@@ -203,9 +206,11 @@ def _draw_words(rng: np.random.Generator, arguments: Tags, bags: np.ndarray, top
 
 
 def _first_of_each(drawn: np.ndarray, wanted: np.ndarray, width: int) -> np.ndarray:
-    """Each row's first `wanted` different values in the order drawn, then -1, [n, width] int32.
+    """Each row's first `wanted` distinct values in the order in which they were drawn, padded with -1, [n,
+    width] int32.
 
-    Two sorts of whole numbers that carry value and place together; this is much faster than an argsort.
+    It uses two sorts of whole numbers that hold value and place together. This is much faster than an
+    argsort.
     """
     by_value = np.sort((drawn << 32) + np.arange(drawn.shape[1]), axis=1)
     value, place = by_value >> 32, by_value & LOW
@@ -217,7 +222,8 @@ def _first_of_each(drawn: np.ndarray, wanted: np.ndarray, width: int) -> np.ndar
 
 
 def _draw_tags(rng: np.random.Generator, arguments: Tags, scores: np.ndarray) -> np.ndarray:
-    """Tags, [n, T] int32, drawn without replacement: whose exponential clock of rate exp(score) rings first."""
+    """Tags, [n, T] int32, drawn without replacement: the tags with the smallest exponential times of rate
+    exp(score)."""
     width = arguments.max_tags
     wanted = rng.integers(1, width + 1, len(scores))
     fastest = np.exp(scores.max(axis=1, keepdims=True) - scores)

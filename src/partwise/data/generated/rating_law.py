@@ -1,6 +1,6 @@
-"""The law of planted ratings: rating = user . item + noise, and the error of whoever knows it.
+"""The distribution of planted ratings: rating = user . item + noise, and the error of a model that knows it.
 
-Factor 0 carries the mean (items near 3.5, users near 1), so a plain dot product of `rank` dimensions or more
+Factor 0 carries the mean (items near 3.5, users near 1). So a plain dot product of `rank` dimensions or more
 can represent the truth.
 """
 
@@ -22,7 +22,8 @@ ITEMS, USERS, EXAMPLES = 0, 1, 2  # what a random stream is for
 
 @dataclasses.dataclass(frozen=True)
 class Planted:
-    """The arguments of `planted_ratings`; they and a client's id say everything about that client."""
+    """The arguments of `planted_ratings`. Together with a client's id, they determine everything about that
+    client."""
 
     num_clients: int
     num_items: int
@@ -71,10 +72,11 @@ def oracle(
     support: Callable[[int], np.ndarray],
     query: Callable[[int], np.ndarray],
 ) -> dict[str, float]:
-    """The best reachable error: item factors known, user vectors the posterior mean given the support rows.
+    """The best reachable error: the item factors are known, and user vectors are the posterior mean given the
+    support rows.
 
-    `support` and `query` say which of a client's n rows are meant (indices or a mask). The error is
-    pooled over all query rows.
+    `support` and `query` say which of a client's n rows are meant (indices or a mask). The error is pooled
+    over all query rows.
     """
     squares, examples = 0.0, 0
     for position in range(store.num_clients):
@@ -90,7 +92,8 @@ def oracle(
 
 
 def _posterior_mean(truth: Truth, factors: np.ndarray, ratings: np.ndarray) -> np.ndarray:
-    """Ridge towards the planted mean with the planted spreads; the noise is held above 0 for the division."""
+    """Ridge regression towards the planted mean with the planted spreads. The noise is kept above 0 for the
+    division."""
     variance = max(truth.noise, 1e-4) ** 2
     precision = np.diag(truth.user_scale**-2.0) + factors.T @ factors / variance
     return truth.user_mean + np.linalg.solve(

@@ -1,7 +1,7 @@
 """What the generators share: random streams, numbers of examples, blocks of clients.
 
-Every block of clients has a random stream of its own and is drawn whole, then cut: client k is the same however
-many clients there are.
+Every block of clients has its own random stream. It is drawn completely and then cut. So client k is the same
+for any number of clients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def log_normal_counts(
 
 
 def draw_each(rng: np.random.Generator, weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """For every entry of `rows` a draw from that row of `weights` [C, K], [N] int64."""
+    """For every entry of `rows`, a draw from that row of `weights` [C, K]; the result is [N] int64."""
     ends = np.cumsum(weights, axis=1)
     ends /= ends[:, -1:]
     ends[:, -1] = 1.0
@@ -35,7 +35,7 @@ def draw_each(rng: np.random.Generator, weights: np.ndarray, rows: np.ndarray) -
 
 
 def cut_block(block: int, counts: np.ndarray, columns: Mapping[str, np.ndarray], num_clients: int) -> Block:
-    """Of a block that was drawn whole, the clients that are wanted; they are numbered through all blocks."""
+    """The wanted clients of a block that was drawn completely. Clients are numbered across all blocks."""
     first = block * len(counts)
     client_ids = np.arange(first, min(first + len(counts), num_clients))
     counts = counts[: len(client_ids)]
@@ -43,7 +43,7 @@ def cut_block(block: int, counts: np.ndarray, columns: Mapping[str, np.ndarray],
 
 
 def check_numbers(arguments: Mapping[str, float], positive: set[str]) -> None:
-    """Every argument is at least 0, and those named at least 1."""
+    """Raise `UserError` unless every argument is at least 0, and those in `positive` at least 1."""
     for name, value in arguments.items():
         least = 1 if name in positive else 0
         if not least <= value < np.inf:

@@ -1,8 +1,9 @@
-"""Handwriting made up: classes are strokes, and every writer has a hand of their own.
+"""Generated handwriting: classes are strokes, and every writer has a style.
 
-An image is its class's strokes, slanted, moved and pressed as its writer does, then moved by a pixel at most
-and inked unevenly. A share `confusion` of all images is drawn as the class that looks alike (0 and 1, 2 and 3,
-...), so a model that does not know the writer's habits is right in 1 - confusion of all cases at best.
+An image has its class's strokes, with the writer's slant, shift and pressure. Then it is shifted by at most a
+pixel, and its ink is made uneven. A share `confusion` of all images is drawn as the class that looks alike (0
+and 1, 2 and 3, ...). So a model that does not know the writer's habits has an accuracy of at most 1 -
+confusion.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SIZE, JITTER, MARGIN = (
     28,
     1,
     10,
-)  # an image; how far one is moved; the room around strokes for a writer's hand
+)  # size of an image; how far it is shifted; the margin around strokes for a writer's style
 BLOCK_CLIENTS = 64  # writers that share one random stream
 CLASSES, IMAGES = 10, 11  # what a random stream is for
 STROKES, CORNERS, POINTS, PEN = 2, 4, 40, 1.2  # Bezier strokes of a class, and the pen's radius in pixels
@@ -73,10 +74,11 @@ def generate_writers(
     confusion: float = 0.1,
     out: str | Path | None = None,
 ) -> ClientStore:
-    """Columns `pixels` uint8 [N, 28, 28] (255 = ink on 0) and `label` int32 [N]; to the new folder `out`, if given.
+    """A store with the columns `pixels` uint8 [N, 28, 28] (255 = ink on 0) and `label` int32 [N]; in the new
+    folder `out`, if given.
 
-    `sigma`: the spread of the logarithm of images per writer. `concentration`: how evenly a writer uses the
-    classes (of a Dirichlet law; small is skewed). A writer's images are in random order.
+    `sigma`: the spread of the logarithm of the images per writer. `concentration`: how evenly a writer uses
+    the classes (of a Dirichlet distribution; small means skewed). A writer's images are in random order.
     """
     arguments = Writers(
         num_clients, median, num_classes, sigma, min_examples, max_examples, concentration, confusion, seed
@@ -111,7 +113,7 @@ def _look_alike(label: np.ndarray, arguments: Writers) -> np.ndarray:
 
 
 def _strokes(arguments: Writers) -> np.ndarray:
-    """Every class's ink from 0 to 1 with a margin around it, [K, P, P] float32."""
+    """The ink of every class, from 0 to 1 with a margin around it, [K, P, P] float32."""
     rng = stream(arguments.seed, CLASSES)
     corners = rng.uniform(4, SIZE - 5, (arguments.num_classes, STROKES, CORNERS, 2)) + MARGIN
     time = np.linspace(0, 1, POINTS)[:, None]
@@ -126,7 +128,7 @@ def _strokes(arguments: Writers) -> np.ndarray:
 
 
 def _hands(rng: np.random.Generator, strokes: np.ndarray) -> np.ndarray:
-    """Every class as every writer of a block has it in mind, [K, W, 30, 30] uint8: room for the jitter."""
+    """Every class in the style of every writer of a block, [K, W, 30, 30] uint8, with room for the jitter."""
     slant = SLANT * rng.standard_normal((BLOCK_CLIENTS, 1, 1))
     right, down = np.clip(SHIFT * rng.standard_normal((2, BLOCK_CLIENTS, 1, 1)), -3, 3)
     pressure = 255 * (1 - PRESSURE * rng.random((BLOCK_CLIENTS, 1, 1)))
@@ -134,7 +136,7 @@ def _hands(rng: np.random.Generator, strokes: np.ndarray) -> np.ndarray:
     middle = (len(place) - 1) / 2
     row = place[:, None] + np.rint(down).astype(int)
     lean = np.clip(slant * (place[:, None] - middle), 4 - MARGIN, MARGIN - 5)
-    column = place + right + lean  # [W, 30, 30], between two of the source's
+    column = place + right + lean  # [W, 30, 30], between two columns of the source
     left = np.floor(column).astype(int)
     share = (column - left).astype(np.float32)
     side = strokes.shape[-1]
@@ -145,7 +147,8 @@ def _hands(rng: np.random.Generator, strokes: np.ndarray) -> np.ndarray:
 
 
 def _images(rng: np.random.Generator, hands: np.ndarray, writer: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """One image per row: a window of what the writer has in mind, up to half of each pixel's ink missing."""
+    """One image per row: a window of the writer's version of the class, with up to half of each pixel's ink
+    missing."""
     windows = np.lib.stride_tricks.sliding_window_view(hands, (SIZE, SIZE), axis=(2, 3))
     down, right = rng.integers(0, 2 * JITTER + 1, (2, len(drawn)))
     clean = windows[drawn, writer, down, right]

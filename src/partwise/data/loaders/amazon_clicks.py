@@ -1,12 +1,15 @@
-"""Amazon ratings as clicks: a user, a target item, the items the user liked before, and whether this one is liked.
+"""Amazon ratings as clicks: a user, a target item, the items the user liked before, and whether this one is
+liked.
 
-Two formats. `amazon_train.tsv`, the training part of Federated Submodel Averaging's Amazon task: lines of label,
-user, item and history, tabs between them, ids from 1 on, the history with commas or `0` for none. And raw ratings,
-a CSV file of `user,item,rating,timestamp`, with that paper's preprocessing (section 5.1): users with at least 40
-ratings, 5 stars are positive, the history is all items with 5 stars before.
+There are two formats. `amazon_train.tsv` is the training part of Federated Submodel Averaging's Amazon task.
+Its lines have label, user, item and history, separated by tabs. Ids start at 1. The history is separated by
+commas, or is `0` for none. The other format is raw ratings, a CSV file of `user,item,rating,timestamp`, with
+that paper's preprocessing (section 5.1): users with at least 40 ratings, 5 stars are positive, and the
+history is all earlier items with 5 stars.
 
-Columns: `user` and `item` (keys), `history` (keys of `item`, the last ones; -1 behind the last), `label`; of raw
-ratings also `time`. Rows of a user are in time order. A user who never liked anything has empty histories.
+Columns: `user` and `item` (keys), `history` (keys of `item`, the last ones, padded with -1 at the end),
+`label`; for raw ratings also `time`. Rows of a user are in time order. A user who never liked anything has
+empty histories.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ class File(NamedTuple):
     header: bool
 
     def refuse(self, bad: np.ndarray, expected: str) -> None:
-        """Raise if any row is bad: the first of them."""
+        """Raise `UserError` for the first bad row, if there is one."""
         if bad.any():
             raise self.bad_line(int(np.flatnonzero(bad)[0]) + 1 + self.header, expected)
 
@@ -69,9 +72,9 @@ class File(NamedTuple):
 
 
 def load(path: str | Path | None = None, length: int = 50, min_ratings: int = 40) -> ClientStore:
-    """Either format; histories are cut to their last `length` items, and `info` says how many were.
+    """Load either format. Histories are cut to their last `length` items; `info` says how many were cut.
 
-    Without a path, the environment variable PARTWISE_DATA says where to look for the first.
+    Without a path, the environment variable PARTWISE_DATA says where to look for the first format.
     """
     if length < 1:
         raise UserError(f"length is {length}: a history has room for at least 1 item")
@@ -117,7 +120,7 @@ def _parse(file: File, form: Format) -> pa.Table:
 
 
 def _find_bad_line(file: File, form: Format, reason: str) -> UserError:
-    """Read line by line, only to say which one is wrong."""
+    """Read line by line to find the first bad line. Returns the error that names it."""
     for number, line in enumerate(file.text.removesuffix(b"\n").split(b"\n"), start=1):
         values = line.decode("latin-1").rstrip("\r").split(form.separator)
         try:
@@ -132,7 +135,7 @@ def _find_bad_line(file: File, form: Format, reason: str) -> UserError:
 
 
 def _from_examples(file: File, length: int, info: dict[str, Any]) -> ClientStore:
-    """Rows that have their histories with them; a user's rows are in time order already."""
+    """Rows that come with their histories. A user's rows are in time order already."""
     table = _parse(file, EXAMPLES)
     label, user, item = (table[name].to_numpy() for name in ("label", "user", "item"))
     file.refuse((label < 0) | (label > 1), "label 0 or 1")
@@ -150,7 +153,7 @@ def _from_examples(file: File, length: int, info: dict[str, Any]) -> ClientStore
 
 
 def _from_ratings(file: File, length: int, min_ratings: int, info: dict[str, Any]) -> ClientStore:
-    """Rows whose histories are the user's rows before them; of the same second, in the file's order."""
+    """Rows whose histories are the user's earlier rows. Rows of the same second are in the file's order."""
     table = _parse(file, RATINGS)
     users, items = table["user"].chunk(0), table["item"].chunk(0)
     stars, time = table["rating"].to_numpy(), table["timestamp"].to_numpy()
@@ -171,7 +174,7 @@ def _from_ratings(file: File, length: int, min_ratings: int, info: dict[str, Any
     user, positive = user[rows], stars[rows] >= POSITIVE
     who, what = (np.array(column.dictionary.to_pylist()) for column in (users, items))
     vocabulary, item = np.unique(what[items.indices.to_numpy()[rows]], return_inverse=True)
-    ends = np.cumsum(positive) - positive  # how many positive rows lie before each
+    ends = np.cumsum(positive) - positive  # how many positive rows come before each row
     first = np.flatnonzero(np.diff(user, prepend=-1))
     lengths = ends - np.repeat(ends[first], np.diff(np.append(first, len(user))))
     history = last_of(item[positive], ends, lengths, length)
@@ -187,7 +190,7 @@ def _store(
     lengths: np.ndarray,
     info: dict[str, Any],
 ) -> ClientStore:
-    """Rows grouped by user, and what is told of their histories."""
+    """Rows grouped by user. The store's info describes their histories."""
     client_ids, position = np.unique(user, return_inverse=True)
     order = np.argsort(position, kind="stable")
     counts = np.bincount(position)

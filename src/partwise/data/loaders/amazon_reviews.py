@@ -1,6 +1,7 @@
-"""Amazon product reviews (McAuley): one JSON object a line, `.json` or `.json.gz`; a client is a reviewer.
+"""Amazon product reviews (McAuley): one JSON object per line, `.json` or `.json.gz`. A client is a reviewer.
 
-A rating of 4 or 5 stars is positive, 1 to 3 negative. Tokens are those of LEAF (`text.leaf_tokens`), as for tweets.
+A rating of 4 or 5 stars is positive, 1 to 3 negative. Tokens are those of LEAF (`text.leaf_tokens`), as for
+tweets.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ EXPECTED = "a JSON object with reviewerID, overall, unixReviewTime, and mostly r
 
 
 def load(file: str | Path, summary: bool = True) -> Corpus:
-    """The reviews of all users; with `summary`, a review's headline comes before its text.
+    """The reviews of all users. With `summary`, a review's headline comes before its text.
 
-    `reviewerID`, `overall` and `unixReviewTime` must be there. A review without `reviewText` or `summary` (the
-    published files have some) has an empty one; both are counted, and so are those without any word, which are
-    kept. Bytes that are not UTF-8 become U+FFFD, and those lines are counted. Blank lines are no reviews.
+    `reviewerID`, `overall` and `unixReviewTime` are required. `reviewText` or `summary` may be missing (as in
+    some lines of the published files) and are then empty; both cases are counted. Reviews without any word
+    are kept and counted. Bytes that are not UTF-8 become U+FFFD, and their lines are counted. Blank lines are
+    ignored.
     """
     place = Path(file)
 

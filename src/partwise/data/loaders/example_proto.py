@@ -21,7 +21,7 @@ TYPES = {"float_list": np.float32, "int64_list": np.int64}
 
 
 def import_tff(module: str) -> Any:
-    """A module of the extra `tff`."""
+    """Import a module of the extra `tff`."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -56,7 +56,7 @@ class Decoder:
 
 
 def _values(features: Any, name: str, where: str, index: int) -> tuple[str | None, Any]:
-    """The kind of list and its values. (Looking up a name that a protobuf map lacks would add it.)"""
+    """The kind of list and its values. (Looking up a missing name in a protobuf map would add it.)"""
     if name not in features:
         raise UserError(f"{where}, example {index}: {unknown('feature', name, features)}")
     feature = features[name]
@@ -81,7 +81,8 @@ def _column(messages: Sequence[Any], name: str, where: str) -> list | np.ndarray
 
 @functools.cache
 def example_class() -> Any:
-    """The message class, from a descriptor in a pool of its own, so that it lives beside TensorFlow's."""
+    """The message class. Its descriptor is in a separate pool, so that it does not conflict with
+    TensorFlow's."""
     descriptors = import_tff("google.protobuf.descriptor_pb2")
     pool = import_tff("google.protobuf.descriptor_pool").DescriptorPool()
     pool.Add(_describe(descriptors))

@@ -1,6 +1,8 @@
-"""Texts of an HDF5 file lie in global heaps, collections of objects one behind the other (HDF5 File Format
-Specification, III.E). Where an object says that it has no size, the HDF5 library looks for the next one at the same
-place for ever, and nothing can stop it: so the sizes are looked at first.
+"""Check the global heaps of an HDF5 file, in which its texts are stored.
+
+A heap has collections of objects, one after the other (HDF5 File Format Specification, III.E). If an object
+has a size of zero, the HDF5 library looks for the next one at the same place forever, and nothing can stop
+it. So the sizes are checked first.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MARK = b"GCOL\x01\0\0\0"  # signature, version, reserved
-HEADER = struct.Struct("<HHIQ")  # of an object: number (0 is free space), references, reserved, size
+HEADER = struct.Struct("<HHIQ")  # an object's header: number (0: free space), references, reserved, size
 
 
 def check_heaps(path: Path) -> None:
-    """Raise `ValueError` if an object of a heap cannot be."""
+    """Raise `ValueError` if an object of a heap has an impossible size."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for first, last in _collections(data):
             place = first + HEADER.size

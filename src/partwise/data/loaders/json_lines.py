@@ -1,4 +1,4 @@
-"""Files with one JSON object a line: plain, gzipped, or the only such file of a zip."""
+"""Files with one JSON object per line: plain, gzipped, or the only such file of a zip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMBER = "one .json or .jsonl file"
 
 
 def read_lines(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Each line that is not blank, after words that say where it stands."""
+    """Each line that is not blank, as (words that say where it is, line)."""
     with open_packed(file, only_member, MEMBER) as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -28,7 +28,7 @@ def only_member(names: list[str]) -> str | None:
 
 
 def read_object(line: str, where: str, expected: str) -> dict[str, Any]:
-    """A line's object; `where` and `expected` are for messages."""
+    """The object in a line. `where` and `expected` are for messages."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Where a data set lies: the path that was given, or a folder under PARTWISE_DATA."""
+"""Where a data set is: the path that was given, or a folder under PARTWISE_DATA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partwise.types import UserError
 
 
 def data_root(path: str | Path | None, what: str, how: str, expected: str) -> Path:
-    """The file or folder that was given, or PARTWISE_DATA; `how` to get it and what is `expected` are for
+    """The file or folder that was given, or PARTWISE_DATA. `how` (how to get the data) and `expected` are for
     messages."""
     given = path if path is not None else os.environ.get("PARTWISE_DATA")
     if not given:
@@ -22,7 +22,7 @@ def data_root(path: str | Path | None, what: str, how: str, expected: str) -> Pa
 
 
 def first_of(root: Path, names: Sequence[str], what: str, remedy: str = "") -> Path:
-    """The root itself if it is a file, else the first of these names that it holds."""
+    """The root itself if it is a file, otherwise the first of these names that exists in it."""
     if not root.is_dir():
         return regular(root, f"give {what}, or a folder that holds it")
     for name in names:
@@ -32,6 +32,6 @@ def first_of(root: Path, names: Sequence[str], what: str, remedy: str = "") -> P
 
 
 def held_by(folder: Path) -> str:
-    """Words for what is in a folder."""
+    """The names of what is in a folder, for messages."""
     with reading(folder):
         return ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"

@@ -1,7 +1,7 @@
 """Handwriting by writer: MNIST with its NIST writers, and TensorFlow Federated's EMNIST.
 
-Columns: `pixels` uint8 [N, 28, 28], 255 = ink and 0 = background, and `label` int32 [N]. A model divides by 255, so
-that ink is 1.0 on 0.0. TFF's EMNIST is stored the other way round (ink 0.0 on 1.0) and is turned over here.
+Columns: `pixels` uint8 [N, 28, 28], 255 = ink and 0 = background, and `label` int32 [N]. A model divides by
+255, so that ink is 1.0 on 0.0. TFF's EMNIST is stored inverted (ink 0.0 on 1.0) and is inverted here.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ EMNIST_URL = "https://storage.googleapis.com/tff-datasets-public/emnist_all.sqli
 
 
 class MnistFiles(NamedTuple):
-    """One of the two forms in which TFF distributes EMNIST; labels are digits, then A..Z, then a..z."""
+    """One of the two forms in which TFF distributes EMNIST. Labels are digits, then A..Z, then a..z."""
 
     num_classes: int
-    split: str  # its splits' names in SQLite begin so
-    hdf5: str  # and its HDF5 files
+    split: str  # the start of its splits' names in SQLite
+    hdf5: str  # the start of its HDF5 files' names
     counts: dict[str, tuple[int, int]]
 
 
@@ -48,7 +48,8 @@ RELEASES = {
 
 
 def load_mnist_by_writer(path: str | Path | None = None) -> tuple[ClientStore, ClientStore]:
-    """(train, test) of `mnist_by_writer.npz`, the file or a folder that holds it. The writers differ.
+    """(train, test) of `mnist_by_writer.npz`; `path` is the file or a folder that has it. The two parts have
+    different writers.
 
     Without a path, the environment variable PARTWISE_DATA says where to look.
     """
@@ -77,11 +78,11 @@ def _split_writers(arrays: dict[str, np.ndarray], source: Path) -> list[ClientSt
 def load_emnist(
     path: str | Path | None = None, only_digits: bool = False, out: str | Path | None = None
 ) -> tuple[ClientStore, ClientStore]:
-    """(train, test) of TFF's federated EMNIST: other images of the *same* writers. In memory, or in the new folders
-    `train` and `test` under `out`, a writer at a time.
+    """(train, test) of TFF's federated EMNIST: different images of the *same* writers. They are in memory, or
+    written to the new folders `train` and `test` under `out`, one writer at a time.
 
-    `path` is `emnist_all.sqlite` (also `.lzma`), one of the older `fed_emnist_train.h5` and `_test.h5`, or a folder
-    that holds them. Without a path, the environment variable PARTWISE_DATA says where to look.
+    `path` is `emnist_all.sqlite` (also `.lzma`), one of the older `fed_emnist_train.h5` and `_test.h5`, or a
+    folder that has them. Without a path, the environment variable PARTWISE_DATA says where to look.
     """
     release = RELEASES[only_digits]
     hdf5 = [f"{release.hdf5}_{part}.h5" for part in PARTS]
@@ -122,7 +123,7 @@ def _blocks(clients: Iterator[tuple[str, tff.Features]], num_classes: int, file:
 
 
 def _to_ink(pixels: list | np.ndarray, where: str) -> np.ndarray:
-    """Floats with ink 0.0 on 1.0, [n, 784] or [n, 28, 28], to uint8 with ink 255 on 0."""
+    """Convert floats with ink 0.0 on 1.0, [n, 784] or [n, 28, 28], to uint8 with ink 255 on 0."""
     if isinstance(pixels, list) or pixels.shape[1:] not in ((SIZE, SIZE), (SIZE * SIZE,)):
         given = "of differing shapes" if isinstance(pixels, list) else f"of shape {pixels.shape[1:]}"
         raise UserError(f"{where}: images {given}; expected 784 or 28 x 28 numbers. Is this EMNIST?")
@@ -175,7 +176,7 @@ def _read_arrays(source: Path) -> dict[str, np.ndarray]:
 
 
 def _counted(blocks: Iterable[Block], info: dict[str, Any], published: tuple[int, int]) -> Iterator[Block]:
-    """The blocks; when they are through, `info` says how many writers and images there were."""
+    """The blocks. After the last one, `info` says how many writers and images there were."""
     writers = images = 0
     for block in blocks:
         writers, images = writers + len(block.client_ids), images + int(block.counts.sum())
@@ -188,7 +189,7 @@ def _counts(writers: int, images: int, published: tuple[int, int]) -> dict[str, 
 
 
 def _split(there: list[str], release: MnistFiles, part: str, source: Path) -> str:
-    """TFF's own name (`all_train`), or the plain one if the file has only that."""
+    """TFF's own name of the split (`all_train`), or the plain name if the file has only that."""
     for name in (f"{release.split}_{part}", part):
         if name in there:
             return name

@@ -51,7 +51,7 @@ TYPES = {"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time":
 
 
 def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
-    """Read the official zip, its unpacked folder, the ratings file, or a folder that holds one of them.
+    """Read the official zip, its unpacked folder, the ratings file, or a folder that has one of them.
 
     Without a path, the environment variable PARTWISE_DATA says where to look.
     """
@@ -69,14 +69,14 @@ def load(path: str | Path | None = None, size: str = "1m") -> ClientStore:
 
 
 def find_release(size: str) -> Release:
-    """A release by name."""
+    """The release with this name."""
     if size not in RELEASES:
         raise unknown("MovieLens size", size, RELEASES)
     return RELEASES[size]
 
 
 def locate(path: str | Path | None, release: Release) -> Path:
-    """The zip, or the ratings file."""
+    """The path of the zip or of the ratings file."""
     download = f"https://files.grouplens.org/datasets/movielens/{release.name}.zip"
     how = f"download {download} and pass its path"
     expected = f"give the path of {release.name}.zip ({download}) or its folder"
@@ -88,7 +88,7 @@ def locate(path: str | Path | None, release: Release) -> Path:
 
 
 def _read(source: Path, release: Release) -> tuple[bytes, str, dict[str, Any]]:
-    """The ratings file's bytes, its name for messages, and what is known of its origin."""
+    """The ratings file's bytes, its name for messages, and what is known about its origin."""
     data = source.read_bytes()
     info: dict[str, Any] = {"source": f"MovieLens {release.name}", "file": str(source)}
     where = str(source)
@@ -139,7 +139,7 @@ def _check_ratings(table: dict[str, np.ndarray], text: bytes, where: str) -> Non
 
 
 def _check_pairs(store: ClientStore, text: bytes, release: Release, where: str) -> None:
-    """No user may rate an item twice."""
+    """Raise `UserError` if a user rates an item twice."""
     pairs = owners(store.counts) * store.num_keys("item") + store.columns["item"]
     if np.all(np.diff(np.sort(pairs))):
         return
@@ -153,7 +153,7 @@ def _check_pairs(store: ClientStore, text: bytes, release: Release, where: str) 
 
 
 def _find_bad_line(text: bytes, release: Release, where: str, reason: str) -> UserError:
-    """Read line by line, only to say which one is wrong."""
+    """Read line by line to find the first bad line. Returns the error that names it."""
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         fields = line.rstrip(b"\r").split(release.separator)
         try:
@@ -170,7 +170,7 @@ def _expected(release: Release) -> str:
 
 
 def bad_line(where: str, number: int, line: bytes, expected: str) -> UserError:
-    """The error that names a line."""
+    """Return the error for a bad line."""
     shown = line[:80].decode("latin-1").rstrip("\r")
     return UserError(
         f"{where}, line {number}: {shown!r}; expected {expected}. Download the file again or mend it"

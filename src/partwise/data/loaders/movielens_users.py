@@ -1,6 +1,6 @@
 """Gender and age of MovieLens users: `users.dat` (1m) or `u.user` (100k), beside the ratings.
 
-Ages are the seven groups of the 1m release; the years of the 100k release are put into the same groups.
+Ages are the seven groups of the 1m release. The years of the 100k release are converted to the same groups.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from partwise.data.store import ClientStore
 from partwise.types import UserError
 
 GENDERS = ("F", "M")
-AGES = (1, 18, 25, 35, 45, 50, 56)  # a group is named by the least age in it; 1: under 18
+AGES = (1, 18, 25, 35, 45, 50, 56)  # a group is named by its lowest age; 1: under 18
 
 
 def with_users(store: ClientStore, path: str | Path | None = None, size: str = "1m") -> ClientStore:
-    """A store of `movielens.load`, with `gender` and `age` (numbers in GENDERS and AGES) beside every rating."""
+    """A store of `movielens.load` with the columns `gender` and `age` (positions in GENDERS and AGES) for
+    every rating."""
     release = find_release(size)
     source = locate(path, release)
     with reading(source):
@@ -72,7 +73,7 @@ def _parse(text: bytes, release: Release, where: str) -> dict[int, tuple[int, in
 
 
 def _group(age: int, release: Release) -> int:
-    """The group of an age; the 1m release names groups, the 100k release years."""
+    """The group of an age. The 1m release gives groups, the 100k release years."""
     if release.name == "ml-1m":
         return AGES.index(age)
     if not 0 < age < 130:

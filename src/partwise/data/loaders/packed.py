@@ -1,4 +1,4 @@
-"""Files as they are distributed: plain, gzipped, or a member of a zip; told apart by their first bytes."""
+"""Files as they are distributed: plain, gzipped, or a member of a zip. The first bytes tell which."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Choose = Callable[[list[str]], str | None]
 
 @contextlib.contextmanager
 def open_packed(file: Path, choose: Choose, expected: str) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked as they are read. `choose` names a zip's member, or None if it has none;
-    `expected` is what it looks for, in words."""
+    """The bytes of a file, unpacked as they are read. `choose` returns the name of a zip's member, or None if
+    there is none. `expected` describes what it looks for."""
     regular(file, "give the file as it was downloaded")
     with reading(file, "is it whole? Download it again"), contextlib.ExitStack() as opened:
         yield opened.enter_context(_open(file, choose, expected, opened))
@@ -44,7 +44,7 @@ def _open(file: Path, choose: Choose, expected: str, opened: contextlib.ExitStac
 
 
 def open_member(archive: zipfile.ZipFile, member: str, file: Path, size: int) -> IO[bytes]:
-    """A file of a zip of that size."""
+    """Open a member of a zip file; `size` is the size of the zip."""
     info = archive.getinfo(member)
     packed, where = min(info.compress_size, size), f"{file}/{member}"
     check_growth(where, info.file_size, packed)

@@ -1,7 +1,7 @@
 """Sentiment140: tweets and whether they are positive, from the official CSV file or the zip it comes in.
 
-A row is polarity (0 negative, 4 positive), id, date, query, user, text; latin-1, quoted, without a header. A client
-is a user. Tokens are those of LEAF (`text.leaf_tokens`).
+A row is polarity (0 negative, 4 positive), id, date, query, user, text. The file is latin-1, quoted, without
+a header. A client is a user. Tokens are those of LEAF (`text.leaf_tokens`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _DATE = re.compile(r"\w{3} (\w{3}) (\d\d) (\d\d):(\d\d):(\d\d) (\w+) (\d{4})")
 
 
 def load(file: str | Path) -> Corpus:
-    """The tweets of all users, from the CSV file, plain, as .gz, or in a .zip (of several, the one of training).
+    """The tweets of all users, from the CSV file: plain, as .gz, or in a .zip (if it has several, the
+    training file).
 
-    A row is one `Text`, tagged positive or negative; one without a word is kept, and counted. Blank lines are no
-    rows. Any other row that is not as above is an error that names its line.
+    A row is one `Text`, tagged positive or negative. A tweet without a word is kept and counted. Blank lines
+    are ignored. Any other row that does not have the format above raises a `UserError` that names its line.
     """
     place = Path(file)
 
@@ -51,14 +52,14 @@ def load(file: str | Path) -> Corpus:
 
 
 def training_member(names: list[str]) -> str | None:
-    """The file of training in a zip: the only .csv, or the one whose name begins with `training`."""
+    """The training file in a zip: the only .csv, or the one whose name begins with `training`."""
     tables = [name for name in names if name.lower().endswith(".csv") and not name.startswith("__MACOSX")]
     of_training = [name for name in tables if Path(name).name.startswith("training")]
     return next(iter(of_training or tables[: len(tables) == 1]), None)
 
 
 def _rows(lines: io.TextIOWrapper, file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line on which each begins (a quoted text may hold line ends)."""
+    """Rows with the line on which each begins (a quoted text may contain line ends)."""
     reader, first = csv.reader(lines), 1
     try:
         for row in reader:

@@ -1,8 +1,9 @@
 """Shakespeare: the speeches of every role, from JSON lines or from TensorFlow Federated's files.
 
-A client is a role of a play. JSON lines (`shakespeare_by_character.jsonl`, also `.gz`) have `play`, `character`,
-`order` and `text`. TFF's files (`shakespeare.sqlite`, also `.lzma`; `shakespeare_train.h5` and `_test.h5`) have a
-speech in the feature `snippets`; their split `test` holds the last speeches of the roles of `train`.
+A client is a role of a play. JSON lines (`shakespeare_by_character.jsonl`, also `.gz`) have `play`,
+`character`, `order` and `text`. TFF's files (`shakespeare.sqlite`, also `.lzma`; `shakespeare_train.h5` and
+`_test.h5`) have a speech in the feature `snippets`. Their split `test` has the last speeches of the roles of
+`train`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ EXPECTED = "a JSON object with play, character, order and text"
 
 
 class Speech(NamedTuple):
-    """What a role says before another one speaks, and where that stands among its speeches."""
+    """What a role says before another role speaks, and its number among the role's speeches."""
 
     role: str
     order: int
@@ -35,14 +36,16 @@ class Speech(NamedTuple):
 
 
 def load(path: str | Path | None = None, min_speeches: int = 2) -> Corpus:
-    """The speeches of all roles that have at least `min_speeches` (2, as in LEAF); a text's time is its order.
+    """The speeches of all roles that have at least `min_speeches` (2, as in LEAF). A text's time is its
+    order.
 
-    `path` is one of the files above or their folder. Without it PARTWISE_DATA says where to look, there or in its
-    folder `shakespeare`. Of TFF's files both splits are read, one after the other. A line of verse is a sentence of
-    its own (joined up, a third of all words would lie past a sentence's first 20).
+    `path` is one of the files above or their folder. Without it, PARTWISE_DATA says where to look, there or
+    in its folder `shakespeare`. For TFF's files, both splits are read, one after the other. A line of verse
+    is a separate sentence. (If lines were joined, a third of all words would be after the first 20 of a
+    sentence.)
 
-    Roles with fewer speeches, and speeches without a word, are left out and counted. Bytes that are not UTF-8 are
-    an error. All speeches are held in memory during a pass.
+    Roles with fewer speeches, and speeches without a word, are left out and counted. Bytes that are not UTF-8
+    raise `UserError`. All speeches are held in memory during a pass.
     """
     if min_speeches < 1:
         raise UserError(
@@ -64,8 +67,8 @@ def load(path: str | Path | None = None, min_speeches: int = 2) -> Corpus:
 
 
 def locate(path: str | Path | None) -> Path | None:
-    """The file if `path` is one by its name, or a folder that holds one itself; None for anything else, and if no
-    path is given: folders with several data sets are not taken for this one."""
+    """The file, if the name of `path` is right for one, or if `path` is a folder that has one directly.
+    Otherwise None. A folder with several data sets is not used, and without a path the result is None."""
     if path is None:
         return None
     source = Path(path).expanduser()
@@ -122,7 +125,7 @@ def _read_tff(file: Path) -> Iterator[Speech]:
 
 
 def _snippets(file: Path) -> Iterator[tuple[str, str, list]]:
-    """Words that say where, a role and its snippets: first all roles of `train`, then all of `test`."""
+    """(words that say where, role, its snippets): first all roles of `train`, then all of `test`."""
     if tff.is_hdf5(file):
         for split in SPLITS:
             part = tff.sibling(file, split, SPLITS)

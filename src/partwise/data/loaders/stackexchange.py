@@ -1,7 +1,7 @@
 """Stack Exchange: the texts of a dump's users, from `Posts.xml` of any site or from the same rows as Parquet.
 
-A client is a user of a site, `site/OwnerUserId`: ids of different sites are unrelated,
-but tags of the same name are one tag.
+A client is a user of a site, `site/OwnerUserId`. Ids of different sites are unrelated, but tags with the same
+name are one tag.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partwise.types import UserError
 KINDS = {1: "question", 2: "answer"}
 POST = ("Id", "PostTypeId", "ParentId", "CreationDate", "Body", "OwnerUserId", "Title", "Tags")
 COMMENT = ("Id", "CreationDate", "Text", "UserId")
-COMMUNITY = -1  # the account that owns what belongs to the site itself
+COMMUNITY = -1  # the account of the site itself
 ROWS_AT_ONCE = 1024
 DUMPS = "https://archive.org/details/stackexchange (unpack the .7z)"
 
@@ -34,7 +34,7 @@ Tags = dict[tuple[str, int], tuple[str, ...]]
 
 
 class Row(NamedTuple):
-    """A row of a dump, its site, and words that say where it stands."""
+    """A row of a dump, its site, and words that say where it is."""
 
     site: str
     fields: dict[str, Any]
@@ -60,17 +60,17 @@ def load(
     comments: bool = False,
     answer_tags: bool = True,
 ) -> Corpus:
-    """The questions and answers, and if asked the comments, of all users.
+    """The questions and answers of all users, and with `comments` their comments too.
 
-    `path` is `Posts.xml`, `posts.parquet`, a folder with one of them, or a folder with a folder per site. Without
-    it, the environment variable PARTWISE_DATA says where to look. A site is named by the column `Site`, by
-    `site`, or by the folder of its `Posts.xml`.
+    `path` is `Posts.xml`, `posts.parquet`, a folder with one of them, or a folder with a folder per site.
+    Without it, the environment variable PARTWISE_DATA says where to look. The name of a site is in the column
+    `Site`, or is `site`, or is the name of the folder of its `Posts.xml`.
 
-    Only questions have tags; with `answer_tags` an answer has those of its question, as in the TFF set, which
-    gives about three times as many examples. This alone is held in memory: the tags of all questions.
+    Only questions have tags. With `answer_tags`, an answer has the tags of its question, as in the TFF set.
+    This gives about three times as many examples. Only the tags of all questions are held in memory.
 
-    What has no owner (deleted users), belongs to the site's own account, is neither question nor answer, or has
-    no word outside blocks of code and pictures, is left out and counted.
+    A post is left out and counted if it has no owner (deleted users), belongs to the site's own account, is
+    neither question nor answer, or has no word outside blocks of code and pictures.
     """
     files = _locate(path)
     beside = [_comments_of(file) for file in files] if comments else []
@@ -107,7 +107,7 @@ def _post(row: Row, question_tags: Tags | None, counts: Counter[str]) -> Iterato
 
 
 def _comment(row: Row, counts: Counter[str]) -> Iterator[Text]:
-    """Comments are written in plain text, not in HTML."""
+    """A comment. Comments are plain text, not HTML."""
     counts["comments"] += 1
     yield from _text(row, "comment", "UserId", "", row.fields.get("Text") or "", (), counts)
 
@@ -165,7 +165,7 @@ def _read_parquet(file: Path, names: tuple[str, ...], site: str | None) -> Itera
 
 
 def _read_xml(file: Path, names: tuple[str, ...], site: str | None) -> Iterator[Row]:
-    """Row after row; what was read is let go, so memory does not grow with the file."""
+    """One row after the other. Rows that were read are freed, so memory does not grow with the file."""
     name = site or file.resolve().parent.name
     try:
         with file.open("rb") as source:

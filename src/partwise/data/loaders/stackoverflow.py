@@ -1,7 +1,7 @@
-"""Stack Overflow as TensorFlow Federated has it: every example is one tokenised sentence of a user.
+"""Stack Overflow in TensorFlow Federated's form: every example is one tokenised sentence of a user.
 
-A sentence of an answer has the title and tags of its question. Users of `test` are those of `train`, later;
-users of `heldout` are in no other split.
+A sentence of an answer has the title and tags of its question. Users of `test` are those of `train`, at a
+later time. Users of `heldout` are in no other split.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from partwise.data.text.words import MAX_LETTERS, tokens
 from partwise.types import unknown
 
 SPLITS = ("train", "heldout", "test")
-HDF5_PARTS = ("train", "held_out")  # as the older files are named
+HDF5_PARTS = ("train", "held_out")  # in the names of the older files
 FILES = ("stackoverflow.sqlite", "stackoverflow.sqlite.lzma", "stackoverflow_train.h5")
 FEATURES = ("creation_date", "tags", "title", "tokens", "type")
 
 
 def load(path: str | Path, split: str | None = None) -> Corpus:
-    """The sentences of one split, client after client, from the SQLite file, or from the split's own HDF5 file.
+    """The sentences of one split, one client after the other, from the SQLite file or from the split's own
+    HDF5 file.
 
-    Tokens are taken as they are, cut to 40 letters. Bytes that are not UTF-8 become U+FFFD; the examples that
-    have some are counted. An example without a token and a title is left out and counted.
+    Tokens are not changed, except that they are cut to 40 letters. Bytes that are not UTF-8 become U+FFFD;
+    examples with such bytes are counted. An example without a token and without a title is left out and
+    counted.
     """
     if split is not None and split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -42,8 +44,8 @@ def load(path: str | Path, split: str | None = None) -> Corpus:
 
 
 def locate(path: str | Path | None) -> Path | None:
-    """TFF's file if `path` is one by its name, or a folder that holds one; None for anything else, also for TFF's
-    Shakespeare."""
+    """TFF's file, if the name of `path` is right for one, or if `path` is a folder that has one. Otherwise
+    None, also for TFF's Shakespeare."""
     if path is None:
         return None
     source = Path(path).expanduser()
@@ -55,8 +57,8 @@ def locate(path: str | Path | None) -> Path | None:
 
 @contextlib.contextmanager
 def open_unseen(source: Path) -> Iterator[tuple[Corpus, Corpus]]:
-    """(training users, users in no other split): of the SQLite file, which is unpacked only once, or of the HDF5
-    files `..._train.h5` and `..._held_out.h5`, of which `source` is one."""
+    """(training users, users in no other split). The SQLite file is unpacked only once. HDF5 files are
+    `..._train.h5` and `..._held_out.h5`; `source` is one of them."""
     if tff.is_hdf5(source):
         train, unseen = (tff.sibling(source, part, HDF5_PARTS) for part in HDF5_PARTS)
         yield load(train), load(unseen)

@@ -1,9 +1,10 @@
-"""TensorFlow Federated's distributed files, client after client, without TensorFlow.
+"""TensorFlow Federated's distributed files, one client after the other, without TensorFlow.
 
 SQLite (`stackoverflow.sqlite`, `emnist_all.sqlite`, also packed as `.lzma`): the table `examples(split_name,
-client_id, serialized_example_proto)`, each blob a `tf.train.Example`, beside `client_metadata(client_id,
-split_name, num_examples)`. HDF5 (`fed_emnist_train.h5`, `stackoverflow_held_out.h5`): one split per file, a
-data set `examples/<client id>/<feature>` with one entry per example.
+client_id, serialized_example_proto)`, in which each blob is a `tf.train.Example`, and the table
+`client_metadata(client_id, split_name, num_examples)`. HDF5 (`fed_emnist_train.h5`,
+`stackoverflow_held_out.h5`): one split per file, with a data set `examples/<client id>/<feature>` that has
+one entry per example.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ DOWNLOAD = "it is damaged or truncated; download it again"
 def read_clients(
     path: str | Path, split: str | None = None, features: Sequence[str] | None = None
 ) -> Iterator[tuple[str, Features]]:
-    """Each client's id and examples, {feature: one entry per example in stored order}; a client at a time.
+    """Each client's id and examples, {feature: one entry per example in stored order}. Only one client is in
+    memory at a time.
 
-    Clients come sorted by id. Texts are a list of bytes; numbers an array, int64 or float32: [n] where every
-    example has one value, [n, d] where all have d, or else a list of arrays. `features` are those to read (all,
-    if not given). `split` may be left out where the file has only one; an HDF5 file has no name for its own.
+    Clients are sorted by id. Texts are a list of bytes. Numbers are an array, int64 or float32: [n] if every
+    example has one value, [n, d] if all have d values; otherwise a list of arrays. `features` are the
+    features to read (default: all). `split` may be left out if the file has only one. HDF5 files have no
+    split names.
     """
     path = Path(path)
     kind = _kind(path)
@@ -62,12 +65,12 @@ def read_clients(
 
 
 def is_hdf5(path: Path) -> bool:
-    """Whether a path is named as the older files are, which hold a split each."""
+    """Whether a path has a suffix of the older files, which have one split each."""
     return path.suffix in (".h5", ".hdf5")
 
 
 def sibling(path: Path, part: str, parts: Sequence[str]) -> Path:
-    """Of an HDF5 file named after one of these parts, the file beside it for another."""
+    """The file beside an HDF5 file that is named after another of these parts."""
     stem = next((path.stem.removesuffix(f"_{p}") for p in parts if path.stem.endswith(f"_{p}")), path.stem)
     file = path.with_name(f"{stem}_{part}{path.suffix}")
     if not file.is_file():
@@ -84,7 +87,7 @@ def splits(path: str | Path) -> list[str]:
 
 @contextlib.contextmanager
 def unpacked(path: str | Path) -> Iterator[Path]:
-    """The file itself or, of a `.lzma`, a temporary copy that is removed afterwards."""
+    """The file itself, or for a `.lzma` file a temporary copy that is removed afterwards."""
     path = Path(path)
     if path.suffix not in PACKED:
         yield path
@@ -112,7 +115,7 @@ def _unpack(path: Path, target: Path) -> None:
 
 
 def _kind(path: Path) -> bytes:
-    """SQLITE or HDF5, by the file's first bytes; a packed file is held to be SQLite until it is unpacked."""
+    """SQLITE or HDF5, by the file's first bytes. A packed file is taken as SQLite until it is unpacked."""
     regular(path, "give a .sqlite, .sqlite.lzma or .h5 file of TensorFlow Federated")
     if path.suffix in PACKED:
         return SQLITE
@@ -132,7 +135,7 @@ def _recognise(begin: bytes, path: Path) -> bytes:
 
 @contextlib.contextmanager
 def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    """An open database with the right tables; whatever SQLite finds wrong with it is said of `path`."""
+    """An open database with the right tables. Errors of SQLite name `path`."""
     with unpacked(path) as file:
         with file.open("rb") as opened:
             if _recognise(opened.read(16), path) != SQLITE:
@@ -183,7 +186,7 @@ def _read_sqlite(
         split = _choose(split, _splits(connection), path)
         query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
         promised = {_text(client, path): count for client, count in connection.execute(query, (split,))}
-        query = (  # the index on (split_name, client_id) that TFF makes holds this order already
+        query = (  # TFF's index on (split_name, client_id) has this order already
             "SELECT client_id, serialized_example_proto FROM examples "
             "WHERE split_name = ? ORDER BY client_id, rowid"
         )

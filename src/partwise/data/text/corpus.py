@@ -1,4 +1,4 @@
-"""Texts of many clients, whatever they were read from, and what every store made of texts has in common."""
+"""Texts of many clients, from any source, and what all stores made from texts have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError
 
 ROWS_AT_ONCE = 4096
-POSITIVE, NEGATIVE = "positive", "negative"  # the tags of texts that are read for their sentiment
+POSITIVE, NEGATIVE = "positive", "negative"  # the tags of texts with a sentiment
 
 
 class Text(NamedTuple):
@@ -33,12 +33,12 @@ class Text(NamedTuple):
     tags: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """All tokens, those of the title first."""
+        """All tokens, with those of the title first."""
         return " ".join((self.title, *self.sentences)).split()
 
 
 class Example(NamedTuple):
-    """One row of a store to come."""
+    """One row of a store that will be made."""
 
     client: str
     time: int
@@ -46,13 +46,14 @@ class Example(NamedTuple):
 
 
 class Corpus:
-    """Texts that can be read again and again, a pass over the source each time.
+    """Texts that can be read many times. Each time is a new pass over the source.
 
-    `counts` says of the last whole pass how many texts and clients there were, and what was left out and why.
+    `counts` is about the last complete pass: how many texts and clients there were, and what was left out and
+    why.
     """
 
     def __init__(self, source: str, read: Callable[[Counter[str]], Iterable[Text]]):
-        """`read` begins a pass, and adds to the counter that it is given whatever it leaves out."""
+        """`read` starts a pass. It adds what it leaves out to the counter that it is given."""
         self.source = source
         self.counts: dict[str, int] = {}
         self._read = read
@@ -76,7 +77,7 @@ class Corpus:
         self.counts = {"texts": counts["texts"], "clients": len(clients), **counts}
 
     def hold(self) -> Corpus:
-        """The same texts in memory, where further passes cost next to nothing."""
+        """The same texts in memory, so that further passes are fast."""
         texts = list(self)
         left_out = Counter({k: n for k, n in self.counts.items() if k not in ("texts", "clients")})
         return Corpus(self.source, lambda counts: counts.update(left_out) or texts)
@@ -90,7 +91,7 @@ class Counts(NamedTuple):
 
 
 def count(texts: Iterable[Text]) -> Counts:
-    """One pass; memory grows with the number of different words, not with the texts."""
+    """Count words and tags in one pass. Memory grows with the number of different words, not with the texts."""
     counts = Counts(Counter(), Counter())
     for text in texts:
         counts.words.update(text.words())
@@ -99,7 +100,8 @@ def count(texts: Iterable[Text]) -> Counts:
 
 
 def milliseconds(date: str, where: str) -> int:
-    """An ISO date, without a zone in UTC, as milliseconds since 1970. `where` only serves the message."""
+    """An ISO date as milliseconds since 1970; UTC if it has no time zone. `where` is used only in the
+    message."""
     try:
         moment = datetime.fromisoformat(date.removesuffix(" UTC"))
     except ValueError as error:
@@ -110,8 +112,8 @@ def milliseconds(date: str, where: str) -> int:
 def cut_clients(
     clients: Iterable[str], fractions: Sequence[float], seed: int, source: str = "the corpus"
 ) -> list[frozenset[str]]:
-    """Clients as `by_client` cuts them, before there is a store: vocabularies are counted over the first part, and
-    it must not be empty. `source` is for messages."""
+    """Divide clients like `by_client`, before there is a store. Vocabularies are counted over the first part,
+    so it must not be empty. `source` is for messages."""
     distinct = sorted(set(clients))
     if not distinct:
         raise UserError(
@@ -128,7 +130,7 @@ def cut_clients(
 
 
 def take_parts(store: ClientStore, parts: Sequence[Collection[str]]) -> tuple[ClientStore, ...]:
-    """A view of the store for each part's clients, as far as they have an example."""
+    """For each part, a view of the store with the part's clients that have an example."""
     ids = store.client_ids.astype(str).tolist()
     return tuple(store.take(np.array([client in part for client in ids], bool)) for part in parts)
 
@@ -141,9 +143,10 @@ def collect(
     max_examples: int | None = None,
     out: str | Path | None = None,
 ) -> ClientStore:
-    """A store of each client's examples by time, at most the first `max_examples`: in memory, or in folder `out`.
+    """A store of each client's examples by time, at most the first `max_examples`: in memory, or in folder
+    `out`.
 
-    `counts`, which the examples may still change as they are made, ends up in the store's info.
+    `counts` goes into the store's info at the end. It may still change while the examples are made.
     """
     if out is None:
         return _named(_by_time(_batches(examples)), vocabularies, info, counts, max_examples).gather()

@@ -1,10 +1,12 @@
-"""Sentiment of texts (Federated Submodel Averaging, section 5.1): each text a row of words, positive or not.
+"""Sentiment of texts (Federated Submodel Averaging, section 5.1): each text is a row of words, positive or
+not.
 
-Column `word` int32 [N, length]: the text's first tokens as ids (0 is the most frequent word of the training part),
-then -1. Words outside the vocabulary are -1 too: nothing, which a model skips. (LEAF gives them and the padding
-one id, too, but that has an embedding.) Column `label` int32 [N]: 1 positive, 0 negative.
+Column `word` int32 [N, length]: the text's first tokens as ids (0 is the most frequent word of the training
+part), padded with -1. Words outside the vocabulary are -1 too, and a model skips them. (LEAF also gives them
+the same id as the padding, but there this id has an embedding.) Column `label` int32 [N]: 1 positive, 0
+negative.
 
-Clients are seen: of every user some examples, drawn at random, are held out.
+The clients of all parts are the same: of every user, some examples, drawn at random, are held out.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ def split_sentiment_stores(
 ) -> tuple[ClientStore, ClientStore, ClientStore]:
     """Training, validation and test parts of the users who have at least `min_texts` texts.
 
-    Of each user's texts the share `held_out` is for the test, at random by `seed`; the paper has no validation
-    part, so without a share `validation` of its own (taken from training) it is the test part once more. The
-    vocabulary is of the training part: its `num_words` most frequent words, or all. Users and texts left out,
-    texts cut to `length`, texts without a known word and words outside the vocabulary are counted in the
-    stores' info. The corpus is read twice.
+    The share `held_out` of each user's texts, at random by `seed`, is for the test. The paper has no
+    validation part. So without a share `validation` (taken from training), the validation part is the test
+    part again. The vocabulary is that of the training part: its `num_words` most frequent words, or all
+    words. Counted in the stores' info are: users and texts left out, texts cut to `length`, texts without a
+    known word, and words outside the vocabulary. The corpus is read twice.
     """
     if length < 1 or min_texts < 2:
         raise UserError(
@@ -80,7 +82,7 @@ def _large_users(corpus: Corpus, min_texts: int, counts: Counter[str]) -> frozen
 def _examples(
     texts: Iterable[Text], clients: frozenset[str], numbers: dict[str, int], length: int, counts: Counter[str]
 ) -> Iterator[Example]:
-    """Words numbered as they turn up: which of them are known is not known yet."""
+    """Words are numbered as they appear, because the vocabulary is not known yet."""
     for text in texts:
         if text.client in clients:
             words = text.words()
@@ -103,7 +105,7 @@ def _check_labels(store: ClientStore, source: str) -> None:
 def _known(
     parts: tuple[ClientStore, ...], numbers: dict[str, int], num_words: int | None, read: dict[str, int]
 ) -> tuple[ClientStore, ...]:
-    """The parts, which share their columns, with words as places in the vocabulary of the first."""
+    """The parts, which share their columns, with words as positions in the vocabulary of the first part."""
     column = parts[0].columns["word"]
     trained = parts[0].gather().columns["word"]
     uses = np.bincount(trained[trained >= 0], minlength=len(numbers)).tolist()

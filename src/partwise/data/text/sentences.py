@@ -1,7 +1,7 @@
-"""Next-word prediction (FedRecon, section 5.2 and appendix): each sentence a row of token ids.
+"""Next-word prediction (FedRecon, section 5.2 and appendix): each sentence is a row of token ids.
 
-Column `tokens` int32 [N, length + 1]: BOS, up to `length` words, EOS if there are fewer, then padding. A model's
-inputs are `tokens[:, :-1]`, its targets `tokens[:, 1:]`. `TokenIds` says which id means what.
+Column `tokens` int32 [N, length + 1]: BOS, up to `length` words, EOS if there are fewer, then padding. A
+model's inputs are `tokens[:, :-1]`, its targets `tokens[:, 1:]`. `TokenIds` says what each id means.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ class TokenIds:
         return self.eos + 1
 
     def bucket(self, word: str) -> int:
-        """The id of a word that is in no vocabulary: its CRC-32, so it is the same on every machine."""
+        """The id of a word that is not in the vocabulary. It comes from the word's CRC-32, so it is the same
+        on every machine."""
         return self.first_bucket + zlib.crc32(word.encode("utf-8", "replace")) % self.num_buckets
 
     def names(self, words: Vocabulary) -> list[str]:
-        """What each id stands for."""
+        """The name of each id."""
         buckets = [f"<oov {k}>" for k in range(self.num_buckets)]
         return ["<pad>", *words.words, *buckets, "<bos>", "<eos>"]
 
 
 def encode(words: Sequence[str], known: Vocabulary, ids: TokenIds, length: int = 20) -> list[int]:
-    """The row [length + 1] of one sentence, which is cut after `length` words."""
+    """The row [length + 1] of one sentence. The sentence is cut after `length` words."""
     places = known.ids
     found = [places[word] + 1 if word in places else ids.bucket(word) for word in words[:length]]
     row = [ids.bos, *found, *([ids.eos] if len(found) < length else [])]
@@ -68,10 +69,10 @@ def encode(words: Sequence[str], known: Vocabulary, ids: TokenIds, length: int =
 
 
 def sentence_vocabulary(texts: Iterable[Text], num_words: int = 10_000) -> Vocabulary:
-    """The most frequent words of the sentences, without the titles; if there are fewer, all of them, and its length
-    says how many.
+    """The most frequent words of the sentences, without the titles. If there are fewer than `num_words`, all
+    of them.
 
-    Give it the training clients' texts only.
+    Give it only the training clients' texts.
     """
     _check_sizes(num_words=num_words)
     counts: Counter[str] = Counter()
@@ -91,9 +92,10 @@ def sentence_store(
 ) -> ClientStore:
     """One store of all clients, in memory or in the new folder `out`.
 
-    Each client's sentences come in the order in which they were written, the first `max_sentences` of them; one
-    without a word is none. A client may have a single sentence: split into halves, it then has no query.
-    Sentences that were cut, words seen and words outside the vocabulary are counted in the store's info.
+    Each client has the first `max_sentences` sentences, in the order in which they were written. A sentence
+    without a word is ignored. A client may have only one sentence; if it is split into halves, its query set
+    is then empty. Sentences that were cut, words seen and words outside the vocabulary are counted in the
+    store's info.
     """
     _check_sizes(num_buckets=num_buckets, length=length, max_sentences=max_sentences)
     ids = TokenIds(len(words), num_buckets)
@@ -117,12 +119,12 @@ def split_sentence_stores(
     max_sentences: int = 1000,
     out: str | Path | None = None,
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test stores: clients who have a sentence, cut as `by_client` does.
+    """Training, validation and test stores. Clients who have a sentence are divided like in `by_client`.
 
-    Words are counted over the training clients only; if they have fewer than `num_words`, all are taken, and the
-    info of the stores and the number of keys of `tokens` say how many. The stores are views of one. The corpus is
-    read three times: `hold()` it if it fits into memory. For TFF's own splits use `sentence_vocabulary` on `train`
-    and `sentence_store` on each.
+    Words are counted over the training clients only. If there are fewer than `num_words`, all are taken; the
+    stores' info and the number of keys of `tokens` say how many. The stores are views of one store. The
+    corpus is read three times: `hold()` it if it fits into memory. For TFF's own splits use
+    `sentence_vocabulary` on `train` and `sentence_store` on each split.
     """
     _check_sizes(num_words=num_words, num_buckets=num_buckets, length=length, max_sentences=max_sentences)
     speaking = (text.client for text in corpus if any(map(str.split, text.sentences)))

@@ -1,8 +1,9 @@
-"""Tag prediction (Federated Select, section 5.2): each text a binary bag of its words, with its tags.
+"""Tag prediction (Federated Select, section 5.2): each text is a binary bag of its words, with its tags.
 
-Column `words` int32 [N, width]: the distinct words of the example's title and sentences, as ids in ascending order
-(0 is the most frequent word of the training clients), then -1. Column `tags` int32 [N, max_tags]: likewise.
-A text without a known tag or a known word gives no example; the store's info counts them.
+Column `words` int32 [N, width]: the distinct words of the example's title and sentences, as ids in ascending
+order (0 is the most frequent word of the training clients), padded with -1. Column `tags` int32 [N,
+max_tags]: likewise. A text without a known tag or without a known word gives no example; the store's info
+counts them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class TagVocabularies(NamedTuple):
 
 
 def tag_vocabularies(texts: Iterable[Text], num_words: int = 10_000, num_tags: int = 500) -> TagVocabularies:
-    """The most frequent words and tags of the texts that have tags; fewer, if there are fewer.
+    """The most frequent words and tags of the texts that have tags. If there are fewer, all of them.
 
-    Give it the training clients' texts only.
+    Give it only the training clients' texts.
     """
     words, tags = count(text for text in texts if text.tags)
     if not tags:
@@ -48,10 +49,12 @@ def tag_store(
     max_tags: int = 5,
     out: str | Path | None = None,
 ) -> ClientStore:
-    """One store of all clients, in memory or in the new folder `out`; each client's examples by time.
+    """One store of all clients, in memory or in the new folder `out`. Each client's examples are sorted by
+    time.
 
-    Of more than `width` words an example keeps those it uses most often (then those most frequent overall); of
-    more than `max_tags` tags, the most frequent overall. Both are counted.
+    If an example has more than `width` words, it keeps the words it uses most often (then the words most
+    frequent overall). If it has more than `max_tags` tags, it keeps the tags most frequent overall. Both
+    cases are counted.
     """
     if width < 1 or max_tags < 1:
         raise UserError(f"width is {width} and max_tags {max_tags}: give at least 1 of each")
@@ -74,11 +77,11 @@ def split_tag_stores(
     max_tags: int = 5,
     out: str | Path | None = None,
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test stores: clients who have a tagged text, cut as `by_client` does.
+    """Training, validation and test stores. Clients who have a tagged text are divided like in `by_client`.
 
-    Words and tags are counted over the training clients only. The stores are views of one. The corpus is read
-    three times: `hold()` it if it fits into memory. For TFF's own splits use `tag_vocabularies` on `train` and
-    `tag_store` on each.
+    Words and tags are counted over the training clients only. The stores are views of one store. The corpus
+    is read three times: `hold()` it if it fits into memory. For TFF's own splits use `tag_vocabularies` on
+    `train` and `tag_store` on each split.
     """
     parts = cut_clients((text.client for text in corpus if text.tags), fractions, seed, corpus.source)
     known = tag_vocabularies((text for text in corpus if text.client in parts[0]), num_words, num_tags)

@@ -1,7 +1,7 @@
-"""The one way from text to ids: HTML to plain text, to sentences of lower-cased tokens, to places in a vocabulary.
+"""From text to ids: HTML to plain text, to sentences of lower-cased tokens, to positions in a vocabulary.
 
-The rules are those of the TFF Stack Overflow set (punctuation is a token of its own, but apostrophes and hyphens
-stay inside words; an address becomes `<url>`), except that letters of all languages are kept.
+The rules are those of the TFF Stack Overflow set (punctuation marks are separate tokens, but apostrophes and
+hyphens stay inside words; an address becomes `<url>`), except that letters of all languages are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partwise.types import UserError
 
 FORMAT = "partwise-vocabulary"
 VERSION = 1
-MAX_LETTERS = 40  # of a token; what is longer is no word, and a table of words is as wide as its longest
+MAX_LETTERS = 40  # of a token; longer ones are not words, and a table is as wide as its longest word
 URL = "<url>"
 BLOCKS = frozenset(["p", "div", "br", "hr", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "pre"])
 BLOCKS |= {"table", "tr", "td", "th", "h1", "h2", "h3", "h4", "h5", "h6"}
@@ -32,10 +32,10 @@ _LEAF_TOKEN = re.compile(r"[\w']+|[.,!?;]")
 
 
 def plain_text(html: str) -> str:
-    """The words of a post, one paragraph a line.
+    """The words of a post, one paragraph per line.
 
-    Blocks of code (`<pre>`) are dropped: they are no sentences, and their names would fill a vocabulary. Code
-    within a sentence stays. Entities are resolved.
+    Blocks of code (`<pre>`) are dropped, because they are not sentences and their names would fill a
+    vocabulary. Code within a sentence stays. Entities are resolved.
     """
     reader = _Reader()
     reader.feed(html)
@@ -44,19 +44,21 @@ def plain_text(html: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Lower-cased words and marks. Joined by spaces they give the same tokens again; at most 40 letters each."""
+    """Lower-cased words and punctuation marks, at most 40 letters each. Tokens joined by spaces give the same
+    tokens again."""
     text = _ADDRESS.sub(f" {URL} ", text.lower().replace("\u2019", "'"))
     return [t if len(t) <= MAX_LETTERS else t[:MAX_LETTERS].rstrip("'-") for t in _TOKEN.findall(text)]
 
 
 def leaf_tokens(text: str) -> list[str]:
-    """Tokens as LEAF makes them for Sentiment140: words with their apostrophes, and the marks . , ! ? ; alone;
-    lower-cased, and cut to 40 letters."""
+    """Tokens as LEAF makes them for Sentiment140: words with their apostrophes, and the marks . , ! ? ; as
+    separate tokens. They are lower-cased and cut to 40 letters."""
     return [token[:MAX_LETTERS] for token in _LEAF_TOKEN.findall(text.lower())]
 
 
 def sentences(text: str) -> Iterator[list[str]]:
-    """The tokens of each sentence; what holds marks only is none. A sentence ends with its line at the latest."""
+    """The tokens of each sentence. Text with only punctuation marks is not a sentence. A sentence ends at the
+    end of its line at the latest."""
     for sentence in _SENTENCE_END.sub(r"\g<0>\n", text).splitlines():
         found = tokens(sentence)
         if any(map(_LETTER.search, found)):
@@ -90,7 +92,7 @@ class _Reader(HTMLParser):
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Words (or tags), the most frequent first: the id of a word is its place."""
+    """Words (or tags), the most frequent first. The id of a word is its position."""
 
     words: tuple[str, ...]
     ids: Mapping[str, int] = dataclasses.field(init=False, repr=False, compare=False)
@@ -107,20 +109,20 @@ class Vocabulary:
         return len(self.words)
 
     def find(self, words: Iterable[str]) -> list[int]:
-        """The ids of those words that are in the vocabulary, in order; the others are left out."""
+        """The ids of the words that are in the vocabulary, in order. Other words are left out."""
         ids = self.ids
         return [ids[word] for word in words if word in ids]
 
     def save(self, path: str | Path) -> None:
-        """Write the JSON file that `read_vocabulary` reads, for a client that is deployed elsewhere."""
+        """Write a JSON file for `read_vocabulary`, for a client that is deployed elsewhere."""
         record = {"format": FORMAT, "version": VERSION, "words": self.words}
         Path(path).write_text(json.dumps(record, ensure_ascii=False), encoding="utf-8")
 
 
 def vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
-    """The `size` most frequent words, of equally frequent ones the first by alphabet.
+    """The `size` most frequent words. Equally frequent words are in alphabetical order.
 
-    If fewer were counted, all of them: its length then says how many there are.
+    If there are fewer words, all of them; the length of the vocabulary says how many there are.
     """
     if size < 1:
         raise UserError(f"a vocabulary of {size} words was asked for: give at least 1")
@@ -130,7 +132,7 @@ def vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """A vocabulary from the file that `Vocabulary.save` wrote."""
+    """Read a vocabulary from the file that `Vocabulary.save` wrote."""
     expected = "give a file of Vocabulary.save"
     file = regular(path, expected)
     with reading(file, expected):
