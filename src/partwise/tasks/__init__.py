@@ -1,5 +1,5 @@
-"""Tasks by name. To add one: a module with `load`, and a line here; or in a package of your own, an entry point
-of the group `partwise.tasks`."""
+"""Tasks by name. To add one to the library, write a module with `load`, and add a line here. Another package
+adds one with an entry point of the group `partwise.tasks`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partwise.tasks.base import (
 )
 from partwise.types import UserError, nearest
 
-GROUP = "partwise.tasks"  # of entry points
+GROUP = "partwise.tasks"  # the group of entry points
 
 TASKS: dict[str, Entry | Lazy] = {
     "planted": Lazy("ratings from a planted truth; needs no data", "partwise.tasks.planted:PLANTED"),
@@ -74,29 +74,32 @@ TASKS: dict[str, Entry | Lazy] = {
 
 
 def find_task(name: str) -> Entry:
-    """A task by name, the library's own or an installed package's."""
+    """The task with this name, from the library or from an installed package."""
     return find(TASKS, GROUP, "task", name)
 
 
 def is_named(name: str) -> bool:
-    """Whether there is a task of that name."""
+    """Whether there is a task with this name."""
     return name in names(TASKS, GROUP)
 
 
 def all_tasks() -> dict[str, Entry | Lazy]:
-    """Every named task, to be listed; `find_task` has them ready for use."""
+    """Every named task, for lists. `find_task` returns a task that is ready for use."""
     return find_all(TASKS, GROUP, "task")
 
 
 def load_task(name: str, data: str | None = None, *, preset: str | None = None, **options: Any) -> Task:
-    """A task by name.
+    """Load a task by name.
 
     Args:
         name: The name; `partwise tasks` lists them.
-        data: Where its data is; None: the task's own place.
-        preset: Settings, and options of the data, in place of the task's own: "paper".
-        **options: Options of the data, {"dim": 8}, as --set data.dim=8 gives them; `partwise settings NAME`
-            lists them. They stand above the preset's.
+        data: Where its data is; None for the task's own place.
+        preset: A named set of settings and data options that replaces the task's own: "paper".
+        **options: Options of the data, such as dim=8 for --set data.dim=8; `partwise settings NAME` lists
+            them. They override the preset's.
+
+    Returns:
+        The task.
     """
     entry = find_task(name)
     if preset is not None:

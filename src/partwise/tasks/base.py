@@ -1,4 +1,4 @@
-"""A task: clients' data, a model, the roles of its parameters, and settings that suit it, under one name."""
+"""A task: clients' data, a model, the roles of its parameters, and suitable settings, under one name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from partwise.model.spec import Model
 from partwise.types import Limits, UserError, unknown
 
 SEEDS = Limits(0, 2**32 - 1)
-COUNTS = Limits(1, 10**8)  # of clients, items, words; what memory holds is asked elsewhere
+COUNTS = Limits(1, 10**8)  # of clients, items, words; memory is checked elsewhere
 SIZES = Limits(1, 65_536)  # of vectors and layers
 PAPER = "paper"  # the preset with a paper's own settings
 
-# What all tasks of Federated Select have in common (section 5.1): one epoch of 50 clients who count alike.
+# What all tasks of Federated Select have in common (section 5.1): one epoch on 50 clients with equal weights.
 SELECT_DEFAULTS: Mapping[str, Any] = {
     "algorithm": "fed_select",
     "rounds": 500,
@@ -51,42 +51,44 @@ class Setting(NamedTuple):
 
     Attributes:
         model: The model.
-        partition: The roles, as `partition(model, rules)` gives them.
+        partition: The roles, as `partition(model, rules)` returns them.
         columns: The columns of the examples that the model reads.
-        own_spaces: Key spaces in which every client has rows of its own.
+        own_spaces: Key spaces in which every client has its own rows.
     """
 
     model: Model
     partition: Partition
     columns: tuple[str, ...]
-    own_spaces: tuple[str, ...] = ()  # key spaces in which every client has rows of its own
+    own_spaces: tuple[str, ...] = ()  # key spaces in which every client has its own rows
 
 
 def best_unknown(split: Split | None) -> Mapping[str, float]:
-    """Of a task whose truth nobody knows."""
+    """The best reachable metrics of a task whose truth is not known: none."""
     return {}
 
 
 class Task(NamedTuple):
-    """What is learned, from whom, and how it is judged.
+    """What is learned, from which clients, and how it is evaluated.
 
     Attributes:
         name: Its name, in summaries and folders.
         train: The training clients.
-        validation: The clients of evaluations during training.
-        test: The clients of the evaluation at the end.
-        personal: The setting in which some parameters are local (or none is).
-        stateful: The same model with those parameters on the server, keyed by client (for FedAvg and
-            centralised training); None if there is no such thing; the same setting if nothing is local.
-        options: All that rebuilds the settings without the data (see `Entry.settings`).
-        defaults: Settings, as dotted keys of the configuration, `algorithm` among them; under the name of an
-            algorithm, a mapping of those that it needs otherwise.
-        seen: Whether validation and test clients are training clients (other examples of theirs).
-        best: The best reachable metrics on the test clients by the split with which they are judged (None:
-            they are judged without one), as far as they are known.
-        loaded: The options of [data] that it was loaded with, so that a run says how to load it again.
-        presets: Other settings that may take the place of `defaults`, by name (see `with_preset`).
-        notes: What was chosen for this machine, in sentences that are told when a run begins.
+        validation: The clients for evaluations during training.
+        test: The clients for the evaluation at the end.
+        personal: The setting with local parameters (or without any, if nothing is local).
+        stateful: The same model with these parameters on the server, keyed by client (for FedAvg and
+            centralised training). None if there is no such setting. The same setting as `personal` if nothing
+            is local.
+        options: Everything that is needed to rebuild the settings without the data (see `Entry.settings`).
+        defaults: Settings as dotted keys of the configuration, including `algorithm`. Under the name of an
+            algorithm, a mapping of settings that are different for this algorithm.
+        seen: Whether validation and test clients are training clients (with other examples).
+        best: The best reachable metrics on the test clients, as far as they are known: a function of the
+            split with which they are evaluated (None if they are evaluated without a split).
+        loaded: The options of [data] with which the task was loaded. A run records them, so that the task can
+            be loaded again.
+        presets: {name: settings that can replace `defaults`} (see `with_preset`).
+        notes: Sentences about what was chosen for this machine. They are shown when a run begins.
     """
 
     name: str
@@ -105,17 +107,18 @@ class Task(NamedTuple):
 
 
 def fitted(settings: Mapping[str, Any], train: ClientStore) -> dict[str, Any]:
-    """Settings whose cohort is at most half of a small population."""
+    """Settings with a cohort of at most half of a small population."""
     return {**settings, "cohort.size": min(settings["cohort.size"], max(train.num_clients // 2, 1))}
 
 
 def with_preset(task: Task, preset: str) -> Task:
-    """The task with a preset's settings in place of its defaults; its options of [data] must fit already."""
+    """The task with a preset's settings in place of its defaults. Its options of [data] must fit the preset
+    already."""
     return task._replace(defaults=find_preset(task.name, task.presets, preset))
 
 
 def find_preset(task: str, presets: Mapping[str, Mapping[str, Any]], preset: str) -> Mapping[str, Any]:
-    """A preset by name."""
+    """The preset with this name."""
     if not presets:
         raise UserError(
             f"task '{task}' has no preset '{preset}': it comes from no paper, and its defaults are all there is"
@@ -126,19 +129,20 @@ def find_preset(task: str, presets: Mapping[str, Mapping[str, Any]], preset: str
 
 
 def data_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of [data] among settings."""
+    """The options of [data] among the settings."""
     return {key.removeprefix("data."): v for key, v in settings.items() if key.startswith("data.")}
 
 
 def refuse_data(task: str, data: str | None) -> None:
-    """Raise if data is given to a task that generates its own."""
+    """Raise `UserError` if data is given to a task that generates its own."""
     if data is not None:
         told = f"the task '{task}' generates its data and reads none, but was given '{data}'"
         raise UserError(f"{told}: leave out --data (in Python, data=...)")
 
 
 def check_memory(num_bytes: float, what: str, remedy: str) -> None:
-    """Raise if something needs more memory than this machine has: sensible numbers may have a huge product."""
+    """Raise `UserError` if something needs more memory than this machine has, because reasonable numbers may
+    have a huge product."""
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if num_bytes > there:
         raise UserError(
@@ -148,15 +152,15 @@ def check_memory(num_bytes: float, what: str, remedy: str) -> None:
 
 
 def on_accelerator() -> bool:
-    """Whether there is more than a CPU; asked when a task is loaded, never before."""
+    """Whether there is more than a CPU. This starts JAX, so it is called only when a task is loaded."""
     return jax.default_backend() != "cpu"
 
 
 def sized_for_device(
     asked: Mapping[str, int | None], wide: Mapping[str, int], narrow: Mapping[str, int]
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Sizes of a model: those asked for, and for None those that suit the device; with a note of what was made
-    narrow."""
+    """Sizes of a model: those that were asked for, and in place of None those that suit the device. Also
+    returns a note about sizes that were made smaller."""
     usual = wide if on_accelerator() else narrow
     sizes = {name: usual[name] if value is None else value for name, value in asked.items()}
     small = [name for name, value in asked.items() if value is None and usual[name] < wide[name]]
@@ -169,15 +173,15 @@ def sized_for_device(
 
 
 def algorithm_of(defaults: Mapping[str, Any] | None) -> str:
-    """The algorithm that a task is made for."""
+    """The algorithm for which a task is made."""
     return str((defaults or {}).get("algorithm", "fed_recon"))
 
 
 def defaults_for(
     defaults: Mapping[str, Any], algorithm: str, of_algorithm: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Those settings that the algorithm needs, out of a task's `defaults`; the algorithm's own stand above what the
-    task says for all of them, and below what it says for this one."""
+    """The settings for an algorithm, from a task's `defaults`. The algorithm's own defaults override what the
+    task says for all algorithms. What the task says for this algorithm overrides both."""
     common = {
         key: value
         for key, value in defaults.items()
@@ -188,8 +192,8 @@ def defaults_for(
 
 
 def fitting(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings on which changes are made: if these name another server optimizer, without what the former had of
-    its own."""
+    """The settings to which changes are applied. If the changes name another server optimizer, the own
+    settings of the former one are left out."""
     known = settings.get("server.optimizer")
     other = changes.get("server.optimizer", known) != known
     return {
@@ -201,10 +205,10 @@ class Entry(NamedTuple):
     """A named task.
 
     load:     (path of the data or None, **options of [data]) -> Task
-    settings: options -> (personal, stateful), to use a trained model where the data is not
-    defaults: the task's defaults as far as they are known without its data, for `partwise settings`
-    presets:  the same of its presets, with those options of [data] that the task then has otherwise
-    example:  options with which `settings` makes a small model, to look at its key spaces without data
+    settings: options -> (personal, stateful), to use a trained model without the data
+    defaults: the task's defaults, as far as they are known without its data, for `partwise settings`
+    presets:  likewise for its presets, including the options of [data] that a preset changes
+    example:  options with which `settings` makes a small model, to find its key spaces without data
     """
 
     summary: str
@@ -219,7 +223,8 @@ Load = TypeVar("Load", bound=Callable[..., Task])
 
 
 def takes_options_of(other: Callable[..., Task], but: tuple[str, ...] = ()) -> Callable[[Load], Load]:
-    """Says that a `load` hands its `**options` on to `other`, all `but` those that it gives itself."""
+    """Declare that a `load` passes its `**options` on to `other`. The options in `but` are not passed on;
+    `load` sets them itself."""
 
     def note(load: Load) -> Load:
         own, more = keyword_options(load), keyword_options(other)
@@ -232,7 +237,8 @@ def takes_options_of(other: Callable[..., Task], but: tuple[str, ...] = ()) -> C
 
 
 def keyword_options(load: Callable[..., Task]) -> dict[str, inspect.Parameter]:
-    """The options of [data]: all arguments of a `load` but its first, by name, with their types and defaults."""
+    """The options of [data]: all arguments of a `load` except its first, by name, with their types and
+    defaults."""
     try:
         parameters = inspect.signature(load, eval_str=True).parameters
     except NameError:  # types that only a type checker imports
@@ -242,13 +248,13 @@ def keyword_options(load: Callable[..., Task]) -> dict[str, inspect.Parameter]:
 
 
 def limits_of(about: inspect.Parameter) -> Limits | None:
-    """The numbers that an option may be, if its type says so."""
+    """The limits of an option, if its type has them; otherwise None."""
     more = get_args(about.annotation) if get_origin(about.annotation) is Annotated else ()
     return next((each for each in more if isinstance(each, Limits)), None)
 
 
 def check_limits(load: Callable[..., Task], options: Mapping[str, Any]) -> None:
-    """Raise if an option is a number that its type does not allow."""
+    """Raise `UserError` if an option is a number outside its limits."""
     known = keyword_options(load)
     for name, value in options.items():
         limits = limits_of(known[name]) if name in known else None
@@ -257,5 +263,5 @@ def check_limits(load: Callable[..., Task], options: Mapping[str, Any]) -> None:
 
 
 def takes_any_option(load: Callable[..., Task]) -> bool:
-    """Whether a `load` has a `**options` of which nothing more is known."""
+    """Whether a `load` has a `**options` about which nothing more is known."""
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(load).parameters.values())

@@ -1,9 +1,9 @@
-"""Does a user like the next item? The deep interest network (Zhou et al., 2018) on Amazon ratings, as in Federated
-Submodel Averaging, section 5.1.
+"""Does a user like the next item? The deep interest network (Zhou et al., 2018) on Amazon ratings, as in
+Federated Submodel Averaging, section 5.1.
 
-Every item of a user's history is weighed by a small network that sees it beside the target item; the weighted sum
-is the user's interest in the target. User vectors are keyed by user, item vectors by item (targets and histories
-alike); the networks are shared.
+A small network sees each item of a user's history together with the target item, and gives it a weight. The
+weighted sum is the user's interest in the target. User vectors are keyed by user. Item vectors are keyed by
+item, for targets and histories. The networks are shared.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from partwise.types import Limits
 
 ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
 HIDDEN = (80, 40)
-SCALE = 0.05  # of the initial vectors
+SCALE = 0.05  # the scale of the initial vectors
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 100}
 PRESETS = {PAPER: DEFAULTS}
 EXAMPLE = {"num_users": 2, "num_items": 2, "dim": 1}
 
 
 def deep_interest_network(num_users: int, num_items: int, dim: int = 18) -> Model:
-    """Outputs are logits."""
+    """The model. Its outputs are logits."""
     widths = (3 * dim, *HIDDEN, 1)
     layers = [str(i) for i in range(len(widths) - 1)]
 
@@ -56,7 +56,7 @@ def deep_interest_network(num_users: int, num_items: int, dim: int = 18) -> Mode
 
     def predict(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
         target = lookup(params["item"], batch["item"])
-        history = lookup(params["item"], batch["history"])  # zeros where there is none
+        history = lookup(params["item"], batch["history"])  # zeros where there is no item
         weights = attend(params["attention"], history, target)
         interest = jnp.einsum("bl,bld->bd", weights, history)
         x = jnp.concatenate([lookup(params["user"], batch["user"]), target, interest], axis=-1)
@@ -80,11 +80,11 @@ def _dense(layer: Any, x: jax.Array) -> jax.Array:
 
 
 def attend(params: Any, history: jax.Array, target: jax.Array) -> jax.Array:
-    """[B, L, d] and [B, d] -> [B, L], the weight of every item of the history: a network of the item, the target,
-    their difference and their product. Weights are not normalised (Zhou et al., section 4.3).
+    """The weight of every item of the history: [B, L, d] and [B, d] -> [B, L]. The network sees the item, the
+    target, their difference and their product. Weights are not normalised (Zhou et al., section 4.3).
 
-    The first layer of [h, t, h - t, h * t] is linear in h, so it is one product of h with a matrix of the target:
-    a quarter of the arithmetic of the product with all four.
+    The first layer of [h, t, h - t, h * t] is linear in h. So it is one product of h with a matrix that
+    depends on the target. This needs a quarter of the arithmetic of the product with all four.
     """
     of_item, of_target, of_difference, of_product = jnp.split(params["kernel"], 4)
     kernels = of_item + of_difference + target[:, :, None] * of_product  # [B, d, units]
@@ -94,7 +94,7 @@ def attend(params: Any, history: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def settings(num_users: int, num_items: int, dim: int = 18) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting, used for both, because nothing is local."""
     model = deep_interest_network(num_users, num_items, dim)
     roles = {"user": keyed("user"), "item": keyed("item")}
     parts = partition(model, roles, columns={"item": ("item", "history")})
@@ -110,8 +110,9 @@ def load(
     min_ratings: Annotated[int, "ratings of a user, at least (raw ratings)", Limits(0, 10**8)] = 40,
     split_time: Annotated[int, "the last second of training (raw ratings)", Limits(0, 2**62)] = 1_385_000_000,
 ) -> Task:
-    """Seen users, by time. Of `amazon_train.tsv` 80 % of each user's rows train, of raw ratings (a CSV file) those
-    up to `split_time`. Of a user's later rows the first half validates, the second tests."""
+    """Seen users, split by time. For `amazon_train.tsv`, the first 80 % of each user's rows are for training.
+    For raw ratings (a CSV file), it is the rows up to `split_time`. Of a user's later rows, the first half is
+    for validation, the second for the test."""
     store = amazon_clicks.load(data, length, min_ratings)
     if "time" in store.columns:
         train, later = holdout.by_value(store, "time", split_time)

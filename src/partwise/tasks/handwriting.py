@@ -1,7 +1,8 @@
-"""Handwritten characters by writer (Federated Select, section 5.3): the CNN and the 2NN of McMahan et al. (2017).
+"""Handwritten characters by writer (Federated Select, section 5.3): the CNN and the 2NN of McMahan et al.
+(2017).
 
-Clients choose filters of the second convolution, or units of the first dense layer, at random: a key owns a
-filter, its bias, and all that the next layer does with it.
+Clients choose filters of the second convolution, or units of the first dense layer, at random. A key owns a
+filter, its bias, and the part of the next layer that uses the filter.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ NARROW = (
 
 
 class Convolution(nnx.Module):
-    """A 5 x 5 convolution, "same" padding, as one matrix product of patches: XLA's own is ten times slower in a
-    compiled loop on CPU."""
+    """A 5 x 5 convolution with "same" padding, as one matrix product of patches. XLA's own convolution is ten
+    times slower in a compiled loop on CPU."""
 
     def __init__(self, inputs: int, filters: int, rngs: nnx.Rngs, size: int = 5):
         self.size = size
@@ -81,7 +82,7 @@ def _patches(x: jax.Array, size: int) -> jax.Array:
 
 
 def _pool(x: jax.Array) -> jax.Array:
-    """The largest of every 2 x 2."""
+    """The largest value of every 2 x 2 block."""
     batch, height, width, channels = x.shape
     return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
 
@@ -159,7 +160,7 @@ NETWORKS = {
 
 
 def settings(num_classes: int, network: Name = "cnn") -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting, used for both, because nothing is local."""
     if network not in NETWORKS:
         raise unknown("network", network, NETWORKS)
     module, rules = NETWORKS[network]
@@ -170,7 +171,8 @@ def settings(num_classes: int, network: Name = "cnn") -> tuple[Setting, Setting]
 
 
 def load(data: str | None = None, *, network: Network = None, seed: Seed = 0) -> Task:
-    """MNIST by writer; the test writers are others than the training writers, a tenth of whom validate."""
+    """MNIST by writer. The test writers are not the training writers. A tenth of the training writers are for
+    validation."""
     train, test = load_mnist_by_writer(data)
     train, validation = holdout.by_client(train, (0.9, 0.1), seed=seed)
     return handwriting_task("handwriting", train, validation, test, network, 10)
@@ -183,8 +185,8 @@ def load_federated_emnist(
     only_digits: Annotated[bool, "ten classes instead of 62"] = False,
     seed: Seed = 0,
 ) -> Task:
-    """TFF's federated EMNIST: test examples are of the training writers, a fifth of whom validate (as in the
-    paper)."""
+    """TFF's federated EMNIST. The test examples are from the training writers. A fifth of these writers are
+    for validation (as in the paper)."""
     train, test = load_emnist(data, only_digits=only_digits)
     train, validation = holdout.by_client(train, (0.8, 0.2), seed=seed)
     return handwriting_task("emnist", train, validation, test, network, 10 if only_digits else 62)
@@ -216,8 +218,8 @@ def handwriting_task(
     network: Name | None,
     num_classes: int,
 ) -> Task:
-    """A task from stores with the columns `pixels` and `label`; without a network, with that which suits the
-    device."""
+    """A task from stores with the columns `pixels` and `label`. If `network` is None, the network that suits
+    the device."""
     chosen = network or ("cnn" if on_accelerator() else "2nn")
     options = {"num_classes": num_classes, "network": chosen}
     personal, stateful = settings(**options)

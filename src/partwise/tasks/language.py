@@ -18,9 +18,9 @@ from partwise.model.spec import Batch, Metric
 def load_sentences(
     data: str | None, num_words: int, *, comments: bool = True, seed: int = 42, **shape: Any
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test clients with the column `tokens` (see data.text.sentences), of TFF's Stack
-    Overflow or of Shakespeare if that is what lies there, else of Stack Exchange dumps. `shape` is num_buckets,
-    length and max_sentences."""
+    """Training, validation and test clients with the column `tokens` (see data.text.sentences). The source is
+    TFF's Stack Overflow or Shakespeare if `data` is one of them, otherwise Stack Exchange dumps. `shape` is
+    num_buckets, length and max_sentences."""
     if source := stackoverflow.locate(data):
         with stackoverflow.open_unseen(source) as corpora:
             words = sentence_vocabulary(corpora[0], num_words)
@@ -33,13 +33,14 @@ def load_sentences(
 
 
 def cross_entropy(scores: jax.Array, targets: jax.Array) -> jax.Array:
-    """[B], summed over the targets of a sentence; -1 is none."""
+    """The loss [B], summed over the targets of a sentence. The target -1 is ignored."""
     return _surprise(scores, targets).sum(axis=-1)
 
 
 @jax.custom_vjp
 def _surprise(scores: jax.Array, targets: jax.Array) -> jax.Array:
-    """The negative log-probability of each target. Its gradient is one pass over the scores, which are many."""
+    """The negative log-probability of each target. Its gradient needs only one pass over the scores, which
+    are many."""
     return _surprise_forward(scores, targets)[0]
 
 
@@ -64,7 +65,7 @@ def accuracy(
     counted: Callable[[Batch], jax.Array],
     allowed: Callable[[jax.Array], jax.Array] = lambda scores: scores,
 ) -> Metric:
-    """The share of the targets [B, L] that are `counted` whose score is the largest of those `allowed`."""
+    """The share of the `counted` targets [B, L] whose score is the largest of the `allowed` scores."""
 
     def right(scores: jax.Array, batch: Batch) -> jax.Array:
         return ((jnp.argmax(allowed(scores), axis=-1) == targets(batch)) & counted(batch)).sum(axis=-1) * 1.0

@@ -1,8 +1,9 @@
 """Does a user like a movie? Logistic regression on MovieLens (Federated Submodel Averaging, section 5.1).
 
-A rating of 4 or 5 is positive. Features are one-hot: gender, age, movie, gender x movie, age x movie. Each has a
-weight of its own, and all weights are keyed by feature: how many clients hold a feature ranges from one (a movie
-that one user rated) to the 4,331 male users, which is the paper's heat dispersion of this data set.
+A rating of 4 or 5 is positive. Features are one-hot: gender, age, movie, gender x movie, age x movie. Each
+feature has its own weight, and all weights are keyed by feature. The number of clients that hold a feature is
+between one (a movie that one user rated) and 4,331 (the male users). This is the paper's heat dispersion of
+this data set.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
 from partwise.tasks.base import PAPER, SEEDS, SUBMODEL_DEFAULTS, Entry, Setting, Task, fitted
 
-LIKED_STARS = 4  # at least
+LIKED_STARS = 4  # the lowest rating that is positive
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 50}
 PRESETS = {PAPER: DEFAULTS}
 EXAMPLE = {"num_features": 2}
@@ -50,7 +51,7 @@ def sparse_logistic_regression(num_features: int) -> Model:
 
 
 def settings(num_features: int) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting, used for both, because nothing is local."""
     model = sparse_logistic_regression(num_features)
     parts = partition(model, {"weights": keyed("feature")}, columns={"feature": ("features",)})
     setting = Setting(model, parts, ("features", "liked"))
@@ -63,8 +64,8 @@ def load(
     size: Annotated[Literal["1m", "100k"], "the release"] = "1m",
     seed: Annotated[int, "of the cut into training, validation and test examples", SEEDS] = 42,
 ) -> Task:
-    """Seen users: 80 % of each user's ratings, at random, train. The paper tests on the other 20 %; here half of
-    them validate, so that nothing is chosen by looking at the test examples."""
+    """Seen users. A random 80 % of each user's ratings are for training. The paper tests on the other 20 %.
+    Here half of them are for validation, so that nothing is chosen by looking at the test examples."""
     store = with_features(with_users(movielens_ratings.load(data, size), data, size))
     train, validation, test = holdout.by_example(store.select(("features", "liked")), seed=seed)
     options = {"num_features": store.num_keys("features")}

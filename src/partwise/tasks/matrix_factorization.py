@@ -22,10 +22,11 @@ def matrix_factorization(
 ) -> Model:
     """Ratings as dot products; by default without biases or a mean, as in the authors' code.
 
-    `num_users` None: one user vector, the client's own (to be local). Else a table of them, indexed by the
-    column `user` (to be keyed by user). `biases` adds a mean, and a number for every user and item. Vectors
-    start uniform in (-scale, scale), biases at zero. What is learned are ratings in units of `spread` around
-    `center`, and so is the loss; outputs and metrics are ratings as they are given.
+    If `num_users` is None, there is one user vector, the client's own (which should be local). Otherwise
+    there is a table of them, indexed by the column `user` (which should be keyed by user). `biases` adds a
+    mean, and a number for every user and item. Vectors start uniform in (-scale, scale), biases at zero. The
+    model learns ratings in units of `spread` around `center`, and its loss is in these units. Outputs and
+    metrics are in the units of the given ratings.
     """
     users = () if num_users is None else (num_users,)
 
@@ -44,7 +45,7 @@ def matrix_factorization(
         return params
 
     def found(params: dict, batch: Batch) -> jax.Array:
-        """In units of the spread."""
+        """The prediction in units of the spread."""
         own = (lambda leaf: leaf) if num_users is None else (lambda leaf: leaf[batch["user"]])
         product = jnp.sum(params["item"][batch["item"]] * own(params["user"]), axis=-1)
         if not biases:
@@ -60,7 +61,7 @@ def matrix_factorization(
             "rmse": Metric(error, math.sqrt),
             "accuracy": Metric(lambda o, b: jnp.abs(o - b[target]) <= 0.5, higher_is_better=True),
         },
-        # the same in the units that are learned, where ratings far from zero are not rounded
+        # the same loss in the learned units, in which ratings far from zero lose no precision
         train_loss=lambda params, batch, rng: jnp.square(
             found(params, batch) - (batch[target] - center) / spread
         ),

@@ -1,5 +1,5 @@
-"""MovieLens matrix factorisation; the preset `paper` is that of FedRecon's Tables 1 and 3 (section 5.1.1, appendix
-C.1)."""
+"""MovieLens matrix factorisation. The preset `paper` has the settings of FedRecon's Tables 1 and 3 (section
+5.1.1, appendix C.1)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from partwise.tasks.ratings import ratings_task
 def load(
     data: str | None = None, *, size: Annotated[Literal["1m", "100k"], "the release"] = "1m", **options: Any
 ) -> Task:
-    """Unseen users: 80 % of the users train, 10 % validate, 10 % test (4,832 / 604 / 604 of MovieLens-1M)."""
+    """Unseen users: 80 % of the users are for training, 10 % for validation, 10 % for the test (4,832 / 604 /
+    604 of MovieLens-1M)."""
     return ratings_task(movielens_ratings.load(data, size), name="movielens", **options)
 
 
 @takes_options_of(load, but=("seen",))
 def load_seen(data: str | None = None, **options: Any) -> Task:
-    """Seen users: each user's ratings are cut 80/10/10 by time."""
+    """Seen users: each user's ratings are split 80/10/10 by time."""
     return load(data, seen=True, **options)._replace(name="movielens-seen")
 
 

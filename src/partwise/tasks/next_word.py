@@ -1,7 +1,8 @@
-"""Next word with a transformer (Federated Select, section 5.4): structured keys on words, random ones on units.
+"""Next word with a transformer (Federated Select, section 5.4): structured keys for words, random keys for
+units.
 
-A word's key owns its row of the embedding, its column of the output layer and its bias; a unit's key owns its
-column of the wide dense layer, its bias and its row of the layer after. A client's softmax is over the words
+A word's key owns its row of the embedding, its column of the output layer and its bias. A unit's key owns its
+column of the wide dense layer, its bias and its row of the next layer. A client's softmax is over the words
 it holds, or in training over a sample of them.
 """
 
@@ -47,13 +48,13 @@ DEFAULTS = {
     "select.unit": "all",
 }
 WIDE = {"num_words": 10_000, "width": 96, "heads": 8, "units": 2048}  # the paper's
-NARROW = {"num_words": 2000, "width": 32, "heads": 4, "units": 256}  # a round in a second on two cores
+NARROW = {"num_words": 2000, "width": 32, "heads": 4, "units": 256}  # a round takes a second on two cores
 PRESETS = {PAPER: {**DEFAULTS, **{f"data.{name}": value for name, value in WIDE.items()}}}
 EXAMPLE = {"num_ids": 8, "num_words": 4, "width": 2, "heads": 1, "units": 2, "length": 2}
 
 
 class Wide(nnx.Module):
-    """width -> units -> width; sizes are those of the arrays."""
+    """width -> units -> width. The sizes come from the arrays."""
 
     def __init__(self, width: int, units: int, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal()
@@ -83,7 +84,7 @@ class Transformer(nnx.Module):
         return self.hidden(batch) @ self.out[...] + self.out_bias[...]
 
     def hidden(self, batch: Batch) -> jax.Array:
-        """What the output layer sees: [B, length, width]."""
+        """The input of the output layer: [B, length, width]."""
         tokens = batch["tokens"][:, :-1]
         x = lookup(self.embedding[...], tokens) * self.embedding.shape[-1] ** 0.5
         x = x + self.position[: tokens.shape[1]]
@@ -98,12 +99,12 @@ def _targets(batch: Batch) -> jax.Array:
 
 
 def _losses(scores: jax.Array, batch: Batch) -> jax.Array:
-    """Summed over the words of a sentence that are in the slice."""
+    """The loss of each sentence, summed over its words that are in the slice."""
     return cross_entropy(scores, _targets(batch))
 
 
 def _sampled_losses(num_sampled: int) -> Callable[[Transformer, Batch, jax.Array], jax.Array]:
-    """As `_losses`, each word against so many others of the slice."""
+    """Like `_losses`, with each word scored against `num_sampled` other words of the slice."""
 
     def losses(module: Transformer, batch: Batch, rng: jax.Array) -> jax.Array:
         out = (module.out[...].T, module.out_bias[...])
@@ -117,8 +118,8 @@ def _num_targets(batch: Batch) -> jax.Array:
 
 
 def _accuracy(num_words: int) -> Metric:
-    """Top-1 over words; targets that are pad, out of vocabulary or the end of a sentence do not count, scores are
-    not masked (FedRecon's definition)."""
+    """Top-1 accuracy over words. Targets that are padding, out of vocabulary or the end of a sentence are not
+    counted. Scores are not masked (FedRecon's definition)."""
     return accuracy(_targets, lambda batch: (_targets(batch) >= 0) & (_targets(batch) <= num_words))
 
 
@@ -131,8 +132,8 @@ def settings(
     length: Annotated[int, "words of a sentence, at most"] = 20,
     sampled: Annotated[int, "outputs sampled for the training loss; 0: all that a client holds"] = 0,
 ) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it. `sampled` words in the softmax of a training step; 0: all that the
-    client holds."""
+    """One setting, used for both, because nothing is local. `sampled` is the number of words in the softmax
+    of a training step; 0 means all that the client holds."""
     if sampled < 0:
         raise UserError(f"sampled is a number of words, or 0 for all that a client holds; not {sampled}")
     model = nnx_model(
@@ -173,8 +174,8 @@ def load(
     units: Annotated[int | None, "units of the wide layer; none: 2,048, or on a CPU 256", SIZES] = None,
     seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
-    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
-    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the
+    older `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
     asked = {"num_words": num_words, "width": width, "heads": heads, "units": units}
     sizes, notes = sized_for_device(asked, WIDE, NARROW)
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
@@ -187,7 +188,7 @@ def load(
 
 
 def _without_padding(store: ClientStore) -> ClientStore:
-    """Padding as -1: it is nothing, and no key."""
+    """The store with -1 for padding, which is then no key."""
     packed = store.gather(np.arange(store.num_clients))
     tokens = packed.columns["tokens"]
     cleaned = np.where(tokens == PAD, -1, tokens).astype(np.int32)

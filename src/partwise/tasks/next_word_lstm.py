@@ -1,13 +1,14 @@
-"""Next word with an LSTM and out-of-vocabulary embeddings of one's own (FedRecon, sections 5.1.2 and C.2).
+"""Next word with an LSTM and local out-of-vocabulary embeddings (FedRecon, sections 5.1.2 and C.2).
 
-The vocabulary is shared. Or its embeddings are keyed (`words = "input"`: a client has the rows of its own words,
-which comes to the same), or those and the output layer (`"keyed"`: it then predicts among its own words). A word
-outside the vocabulary falls into one of some buckets, whose embeddings are local, so that every client's buckets
-mean its own words. The output layer scores words and buckets alike.
+The vocabulary is shared. With `words = "input"`, its embeddings are keyed: a client has the rows of its own
+words, and the result is the same. With `"keyed"`, the embeddings and the output layer are keyed: the client
+then predicts among its own words. A word outside the vocabulary falls into one of a number of buckets. The
+embeddings of the buckets are local, so that each client's buckets stand for its own words. The output layer
+scores words and buckets.
 
-A sentence is two columns: `word` holds what is shared, `bucket` what is local; each is -1 where the other is not,
-and both where there is padding. Where words are keyed, `word` holds places among a client's rows; so what comes
-next is told by a third column, unless outputs are keyed too and it is such a place itself.
+A sentence has two columns: `word` holds what is shared, `bucket` what is local. Each is -1 where the other is
+not, and both are -1 in the padding. If words are keyed, `word` holds positions among a client's rows. So the
+next word is in a third column. The exception is keyed outputs, where the target is such a position too.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ Precision = Literal["float32", "bfloat16"]
 
 AVERAGING = ("fed_avg", "fed_select", "fed_sub_avg", "fed_prox", "scaffold")
 AVERAGING += ("fed_adam", "fed_adagrad", "central")
-ON_SERVER = {"evaluation.local": "trained"}  # what is local to others was trained as well
-DEFAULTS = {  # the paper's, but for the rates, which were searched on Stack Exchange
+ON_SERVER = {"evaluation.local": "trained"}  # these algorithms also train what is local for others
+DEFAULTS = {  # the paper's, except the rates, which were searched on Stack Exchange
     "algorithm": "fed_recon",
     "rounds": 500,
     "cohort.size": 200,
@@ -73,7 +74,7 @@ DEFAULTS = {  # the paper's, but for the rates, which were searched on Stack Exc
     **dict.fromkeys(AVERAGING, ON_SERVER),
     "fed_yogi": {**ON_SERVER, "server.rate": 0.03, "update.rate": 0.3},
 }
-SHORT = {"rounds": 200, "cohort.size": 20}  # of generated sentences
+SHORT = {"rounds": 200, "cohort.size": 20}  # for generated sentences
 WIDE = {"num_words": 10_000, "embedding": 96, "units": 670, "max_sentences": 1000}  # the paper's
 NARROW = {
     "num_words": 1000,
@@ -81,13 +82,13 @@ NARROW = {
     "units": 64,
     "max_sentences": 64,
 }  # trains in minutes on two cores
-FEWER = {"cohort.size": 20, "rounds": 300}  # with which it does
+FEWER = {"cohort.size": 20, "rounds": 300}  # for NARROW
 PRESETS = {PAPER: {**DEFAULTS, **{f"data.{name}": value for name, value in WIDE.items()}}}
 EXAMPLE = {"num_words": 2, "num_buckets": 1, "embedding": 1, "units": 1}
 
 
 class Layouts(NamedTuple):
-    """Which ids of `TokenIds` lie in which column.
+    """Which ids of `TokenIds` are in which column.
 
     plain:   words, BOS and EOS are shared, all buckets local
     authors: as in the authors' code, which takes ids from V + 3 on as local. That is wrong by two: the first two
@@ -102,7 +103,7 @@ class Layouts(NamedTuple):
         return self.ids.num_words + 2
 
     def columns(self, tokens: np.ndarray) -> dict[str, np.ndarray]:
-        """Ids as the two columns."""
+        """Token ids as the two columns."""
         ids, words = self.ids, self.ids.num_words
         if self.name == "authors":
             own = tokens >= words + 3
@@ -117,7 +118,7 @@ class Layouts(NamedTuple):
         return {"word": column(shared, place), "bucket": column(own, bucket)}
 
     def tokens(self, word: Any, bucket: Any) -> Any:
-        """The ids again, of whole vocabularies; 0 for nothing."""
+        """The token ids from the two columns, for whole vocabularies; 0 for nothing."""
         ids, words = self.ids, self.ids.num_words
         if self.name == "authors":
             shared, own = word + 1, bucket + words + 3
@@ -128,7 +129,7 @@ class Layouts(NamedTuple):
 
 
 class Network(nnx.Module):
-    """Embedding, LSTM, dense layer, output layer over words and buckets; sizes are those of the arrays."""
+    """Embedding, LSTM, dense layer, output layer over words and buckets. The sizes come from the arrays."""
 
     def __init__(
         self,
@@ -140,8 +141,8 @@ class Network(nnx.Module):
         apart: bool,
         rngs: nnx.Rngs,
     ):
-        """`apart`: whether outputs of words and of buckets are leaves of their own. Where they are one, it is
-        filled up to whole rows of memory with outputs that are never the answer, nor ever trained."""
+        """`apart`: whether the outputs of words and of buckets are separate leaves. If they are one leaf, it
+        is padded to whole rows of memory with outputs that are never the answer and are never trained."""
         uniform = lambda *shape: jax.random.uniform(
             rngs.params(), shape, minval=-0.05, maxval=0.05
         )  # Keras's
@@ -175,7 +176,7 @@ class Network(nnx.Module):
 
 
 def _next(batch: Batch, num_held: int) -> jax.Array:
-    """[B, length]: which score is that of the next word; words come first, then buckets; -1 is nothing."""
+    """The index of the next word's score, [B, length]. Words come first, then buckets; -1 means nothing."""
     if "next" in batch:
         return batch["next"]
     word, bucket = batch["word"][:, 1:], batch["bucket"][:, 1:]
@@ -183,14 +184,15 @@ def _next(batch: Batch, num_held: int) -> jax.Array:
 
 
 def tokens(batch: Batch) -> jax.Array:
-    """What a sentence counts: its targets that are no padding."""
+    """The weight of a sentence: the number of its targets that are not padding."""
     return (_next(batch, 0) >= 0).sum(axis=-1) * 1.0
 
 
 def _metrics(layout: Layouts) -> dict[str, Metric]:
-    """Top-1 over all that is scored, three ways to count (the first is the paper's, which ignores padding, words
-    outside the vocabulary and the end of a sentence), and a fourth that has to choose among words alone: with the
-    others, a model that spreads what is out of vocabulary over more buckets names a word more often."""
+    """Four top-1 accuracies. The first three are over all scores and count different targets. The first is
+    the paper's, which ignores padding, words outside the vocabulary and the end of a sentence. The fourth
+    chooses among words alone. This matters because in the other three, a model that spreads its
+    out-of-vocabulary scores over more buckets predicts a word more often."""
     ids, shared = layout.ids, layout.num_shared
     targets = lambda batch: _next(batch, shared)
 
@@ -217,7 +219,7 @@ def settings(
     units: int = 670,
     precision: Precision = "float32",
 ) -> tuple[Setting, Setting]:
-    """Embeddings of buckets local, and the same with all of them on the server."""
+    """The setting with local embeddings of buckets, and the setting with all of them on the server."""
     for name, value, known in (
         ("words", words, Words),
         ("layout", layout, Layout),
@@ -269,10 +271,10 @@ def load(
     ] = "float32",
     seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
-    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
-    `stackoverflow_train.h5` and `_held_out.h5`), or Shakespeare's roles (`shakespeare_by_character.jsonl`, or TFF's
-    files); or the folder of any of these. Test clients are unseen. Sentences come in the
-    order in which they were written, so that halves are by time."""
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the
+    older `stackoverflow_train.h5` and `_held_out.h5`), or Shakespeare's roles
+    (`shakespeare_by_character.jsonl`, or TFF's files); or the folder of any of these. Test clients are
+    unseen. Sentences are in the order in which they were written, so that halves are by time."""
     asked = {"num_words": num_words, "embedding": embedding, "units": units, "max_sentences": max_sentences}
     sizes, notes = sized_for_device(asked, WIDE, NARROW)
     shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": sizes["max_sentences"]}
@@ -303,8 +305,8 @@ def load_generated(
     ] = "float32",
     seed: Annotated[int, "of what is generated, and of the cut into parts", SEEDS] = 0,
 ) -> Task:
-    """Sentences in which words of a client's own decide what follows (see data.generated.planted_sentences);
-    by default a language and a model that are learned in seconds on a CPU."""
+    """Sentences in which a client's own words decide what follows (see data.generated.planted_sentences). By
+    default, the language and the model are learned in seconds on a CPU."""
     refuse_data("next-word-planted", data)
     size = 16.0 * num_clients * sentences * length
     check_memory(size, "so many sentences", "lower data.num_clients or data.sentences")
@@ -319,7 +321,8 @@ def load_generated(
 def next_word_lstm_task(
     train: ClientStore, validation: ClientStore, test: ClientStore, num_buckets: int, **model: Any
 ) -> Task:
-    """A task from stores with the column `tokens`, as `data.text.sentences` makes them, with as many buckets."""
+    """A task from stores with the column `tokens`, made by `data.text.sentences` with the same number of
+    buckets."""
     made = train.info.get("num_buckets", num_buckets)
     if made != num_buckets:
         raise UserError(
@@ -332,7 +335,7 @@ def next_word_lstm_task(
     train, validation, test = (_in_columns(store, here) for store in (train, validation, test))
     more = (
         {"select.word": "own"} if options.get("words") == "keyed" else {}
-    )  # else all: the softmax looks at it
+    )  # otherwise all keys, because the softmax is over all words
     presets = {name: fitted(each, train) | more for name, each in PRESETS.items()}
     given = fitted(DEFAULTS, train) | more
     task = Task("next-word-lstm", train, validation, test, personal, stateful, options, given)

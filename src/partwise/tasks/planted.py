@@ -1,4 +1,4 @@
-"""Ratings generated from a planted truth, so that the best reachable error is known. Needs no data."""
+"""Ratings generated from a planted truth, so that the best reachable error is known. The task needs no data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partwise.tasks.base import COUNTS, SEEDS, Entry, Task, check_memory, takes_
 from partwise.tasks.ratings import ratings_task
 from partwise.types import Limits, UserError
 
-# Chosen on the validation clients. The pull is what the planted noise and spread of users suggest.
+# Chosen on the validation clients. The pull follows from the planted noise and the spread of users.
 DEFAULTS = {
     "rounds": 1000,
     "cohort.size": 50,
@@ -50,7 +50,7 @@ def load(
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = False,
     **options: Any,
 ) -> Task:
-    """Generate in memory; or open `data`, a folder written before by `planted_ratings(out=...)`."""
+    """Generate ratings in memory, or open `data`, a folder written by `planted_ratings(out=...)`."""
     if data and not is_there(Path(data) / "store.json"):
         raise UserError(
             f"'{data}' is not a folder of planted ratings (`planted_ratings(out=...)` writes one). The task "
@@ -66,14 +66,14 @@ def load(
         else planted_ratings(num_clients, num_items, rank, noise, mean_examples, seed=planted_seed)
     )
     order = "as is" if data else "shuffle"
-    model = {"dim": dim, "biases": biases, "normalize": normalize}  # by default that of the truth
+    model = {"dim": dim, "biases": biases, "normalize": normalize}  # by default the model of the truth
     task = ratings_task(planted.store, "planted", order=order, defaults=DEFAULTS, **model, **options)
     return task._replace(best=partial(best_reachable, planted, task.test), presets={})
 
 
 def best_reachable(planted: PlantedRatings, test: ClientStore, split: Split | None) -> dict[str, float]:
-    """The error of somebody who knows the true items and rebuilds users as well as can be from their support
-    set. Of clients that are judged without one it is not known."""
+    """The error of a model that knows the true items and rebuilds users in the best way from their support
+    set. It is not known for clients that are evaluated without a split."""
     at_most = test.take(np.arange(min(test.num_clients, 2000)))
     if split is None or not sum(split.query.count(n) for n in at_most.counts.tolist()):
         return {}

@@ -1,4 +1,4 @@
-"""Ratings of items by clients, any table of them: a user's vector is local, the item matrix keyed by item."""
+"""Ratings of items by clients, from any table: a user's vector is local, the item matrix is keyed by item."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from partwise.types import Limits, UserError, unknown
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
 # Chosen on the validation users of MovieLens (docs/reproduction.md). Ratings are in units of their own spread, so
-# that rates and pull suit any scale; users are solved in closed form towards a learned default, which is right for
+# that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
 # one rating and for a thousand.
 DEFAULTS = {
     "rounds": 1000,
@@ -75,11 +75,11 @@ PAPER_SETTINGS = {
     "central": CENTRAL,
 }
 PRESETS = {PAPER: PAPER_SETTINGS}
-# Seen users have something that was trained for them, which fed_recon has not.
+# Seen users have parameters that were trained for them; fed_recon keeps none.
 DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
-SAMPLE = 10_000  # clients at most whose ratings say what the mean and the spread are
+SAMPLE = 10_000  # the most clients whose ratings are used for the mean and the spread
 
 
 def settings(
@@ -91,7 +91,8 @@ def settings(
     center: float = 0.0,
     spread: float = 1.0,
 ) -> tuple[Setting, Setting]:
-    """(users' parameters local, or in tables keyed by user); items keyed in both."""
+    """Two settings: users' parameters are local in the first, and in tables keyed by user in the second.
+    Items are keyed in both."""
     make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
     personal, stateful = make(), make(num_users=num_users)
     columns = ("item", "rating")
@@ -120,24 +121,27 @@ def ratings_task(
     seen: Annotated[bool, "test on other examples of training clients (not fed_recon)"] = False,
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
-    """A recommender from a store of ratings: user vectors local, the item matrix keyed by item.
+    """A recommender from a store of ratings: user vectors are local, the item matrix is keyed by item.
 
     Args:
         store: A store with the columns `item` (ids), `rating` and perhaps `time`.
         name: The name of the task.
         dim: The size of the vectors.
-        initial: Where the local parameters start: "learned", "random" or "zero".
+        initial: The initial values of the local parameters: "learned", "random" or "zero".
         biases: Whether there is a mean, and a number for every user and item.
-        normalize: Learn ratings in units of their spread around their mean. Both are those of the training
-            ratings (two sums over clients) and part of the model. What it gives out are ratings as they were
-            given.
-        max_examples: Of every client (if `seen`, in training) the first so many are kept.
+        normalize: Learn ratings in units of their spread around their mean. Mean and spread are those of the
+            training ratings (two sums over clients) and part of the model. The model's outputs are in the
+            units of the given ratings.
+        max_examples: Only the first `max_examples` of every client are kept (with `seen`, only in training).
         order: The order of a client's examples: "shuffle", "time", or "as is" (which copies nothing, for a
             store larger than memory).
-        seed: Of the shuffle and of the cut into train, validation and test.
-        seen: Clients are cut 80/10/10 into train, validation and test, which are unseen clients; with `seen`,
-            each client's examples are cut instead, by time where there is a time.
-        defaults: Settings in place of the task's own, as dotted keys.
+        seed: The seed of the shuffle and of the split into train, validation and test.
+        seen: By default, clients are split 80/10/10 into train, validation and test, so that test clients are
+            unseen. With `seen`, each client's examples are split instead, by time if there is a time.
+        defaults: Settings that replace the task's own, as dotted keys.
+
+    Returns:
+        The task.
     """
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
@@ -165,7 +169,7 @@ def ratings_task(
 
 
 def _units(train: ClientStore) -> dict[str, float]:
-    """The mean and the spread of the training ratings; ratings that are all the same are left in their own unit."""
+    """The mean and the spread of the training ratings. If all ratings are the same, the spread is 1."""
     some = np.unique(np.linspace(0, train.num_clients - 1, min(SAMPLE, train.num_clients)).astype(int))
     ratings = train.select(("rating",)).gather(some).columns["rating"].astype(np.float64)
     spread = float(ratings.std())
@@ -176,8 +180,8 @@ def _units(train: ClientStore) -> dict[str, float]:
 
 
 def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
-    """Clients' examples in the order asked for; a copied store also gets a column `user`, the client's own
-    number, which is its key where users are keyed."""
+    """Clients' examples in the requested order. A copied store also gets a column `user`, the client's
+    number, which is the key in tables keyed by user."""
     if order == "as is":
         return store
     if order not in ("shuffle", "time"):
@@ -202,7 +206,7 @@ def load(
     encoding: Annotated[str, "of a .csv or .tsv file"] = UTF8,
     **options: Any,
 ) -> Task:
-    """A user's own table: CSV, Parquet, or a client store written by partwise; the names of its columns."""
+    """A user's own table: CSV, Parquet, or a client store written by partwise. The options name its columns."""
     if data is None:
         raise UserError(
             "the task 'ratings' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
@@ -219,7 +223,7 @@ def load(
 
 
 def _check_distinct(named: Mapping[str, str]) -> None:
-    """Raise if two options name one column."""
+    """Raise `UserError` if two options name the same column."""
     options: dict[str, str] = {}
     for option, column in named.items():
         other = options.setdefault(column, option)

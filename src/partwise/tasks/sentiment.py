@@ -1,7 +1,8 @@
-"""Sentiment (Federated Submodel Averaging, section 5.1): words to positive or not, by two layers of LSTM.
+"""Sentiment (Federated Submodel Averaging, section 5.1): from words to positive or not, with two layers of
+LSTM.
 
-The embedding is keyed by word; the LSTM and the output are shared. The data are tweets (Sentiment140) or Amazon
-reviews, told apart by their first character.
+The embedding is keyed by word; the LSTM and the output are shared. The data are tweets (Sentiment140) or
+Amazon reviews. The first character of the file tells which.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEFAULTS = {
     "update.batch_size": 5,
     "simulation.rounds_per_call": 5,
 }
-PRESETS = {PAPER: {**DEFAULTS, "data.validation": 0.0}}  # no part of its own for validation
+PRESETS = {PAPER: {**DEFAULTS, "data.validation": 0.0}}  # no separate validation part
 EXAMPLE = {"num_words": 2, "dim": 1, "units": 1}
 SHARES = Limits(0, 1)
 SAME = "There is no validation part (data.validation = 0): what is told on the way is of the test part."
@@ -51,11 +52,12 @@ PLACES = (
 
 
 def two_layer_lstm(num_words: int, dim: int = 25, units: int = 100) -> Model:
-    """One score for a text: how positive it is, as log-odds, from the state after its last word.
+    """The model. It has one score for a text, computed from the state after the last word: how positive it
+    is, as log-odds.
 
-    Words that are -1 are skipped. Embeddings start standard normal (PyTorch's choice; much smaller ones leave SGD
-    at the majority class for hundreds of rounds), the LSTM as `init_lstm` says, the output Glorot-uniform with
-    bias 0.
+    Words that are -1 are skipped. Embeddings start standard normal (PyTorch's choice; with much smaller ones,
+    SGD stays at the majority class for hundreds of rounds). The LSTM starts as in `init_lstm`, the output
+    Glorot-uniform with bias 0.
     """
 
     def init(rng: jax.Array) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def two_layer_lstm(num_words: int, dim: int = 25, units: int = 100) -> Model:
 
 
 def settings(num_words: int, dim: int = 25, units: int = 100) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting, used for both, because nothing is local."""
     model = two_layer_lstm(num_words, dim, units)
     setting = Setting(model, partition(model, {"embedding": keyed("word")}), ("word", "label"))
     return setting, setting
@@ -110,8 +112,8 @@ def load(
     units: Annotated[int, "size of the two LSTM layers", SIZES] = 100,
     seed: Annotated[int, "of the cut of each user's texts into training and test", SEEDS] = 42,
 ) -> Task:
-    """Sentiment140's CSV file or zip, or Amazon reviews (.json, .json.gz). Users are seen: the test is of other
-    texts of theirs."""
+    """Sentiment140's CSV file or zip, or Amazon reviews (.json, .json.gz). Users are seen: the test uses
+    other texts of the same users."""
     file = _locate(data)
     reviews = _is_json(file)
     corpus = amazon_reviews.load(file, summary) if reviews else sentiment140.load(file)
@@ -149,7 +151,7 @@ def _locate(data: str | None) -> Path:
 
 
 def _is_json(file: Path) -> bool:
-    """Whether a file holds JSON objects; else it should be CSV."""
+    """Whether a file has JSON objects; otherwise it should be CSV."""
     choose = lambda names: sentiment140.training_member(names) or json_lines.only_member(names)
     with open_packed(file, choose, f"{sentiment140.MEMBER} or {json_lines.MEMBER}") as source:
         return source.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")

@@ -1,6 +1,7 @@
-"""Tag prediction (Federated Select, section 5.2): bag of words to tags, one-vs-rest logistic regression.
+"""Tag prediction (Federated Select, section 5.2): from a bag of words to tags, one-vs-rest logistic
+regression.
 
-The weight matrix is keyed by word; a client is sent the rows of the words it chose. The bias is shared.
+The weight matrix is keyed by word: a client is sent the rows of the words it chose. The bias is shared.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ EXAMPLE = {"num_words": 2, "num_tags": 2}
 
 
 def logistic_regression(num_words: int, num_tags: int) -> Model:
-    """Scores of all tags; the loss of an example is the sum over tags."""
+    """The model. It scores all tags; the loss of an example is the sum over tags."""
 
     def init(rng: jax.Array) -> dict[str, jax.Array]:
         return {"weights": jnp.zeros((num_words, num_tags)), "bias": jnp.zeros(num_tags)}
@@ -68,7 +69,7 @@ def logistic_regression(num_words: int, num_tags: int) -> Model:
 
 
 def settings(num_words: int, num_tags: int) -> tuple[Setting, Setting]:
-    """One setting: there is nothing local in it."""
+    """One setting, used for both, because nothing is local."""
     model = logistic_regression(num_words, num_tags)
     parts = partition(model, {"weights": keyed("word", whole=True)}, columns={"word": ("words",)})
     setting = Setting(model, parts, ("words", "tags"))
@@ -85,9 +86,10 @@ def load(
         int, "of the cut into training, validation and test clients, or of what is generated", SEEDS
     ] = 42,
 ) -> Task:
-    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the older
-    `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen; of Stack Overflow, whose
-    `test` holds the training users, the held-out users are cut in two."""
+    """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the
+    older `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen. Stack
+    Overflow's `test` split has the training users, so its held-out users are divided into validation and test
+    clients."""
     if source := stackoverflow.locate(data):
         with stackoverflow.open_unseen(source) as corpora:
             vocabularies = tag_vocabularies(corpora[0], num_words, num_tags)
@@ -111,7 +113,7 @@ def load_generated(
         int, "of the cut into training, validation and test clients, or of what is generated", SEEDS
     ] = 0,
 ) -> Task:
-    """Posts whose tags depend on their words through a planted model; the best reachable recall is known."""
+    """Posts whose tags depend on their words through a planted model. The best reachable recall is known."""
     refuse_data("tags-planted", data)
     size = 4.0 * num_clients * mean_examples * words_per_example
     check_memory(size, "so many posts", "lower data.num_clients or data.mean_examples")
