@@ -1,1 +1,1 @@
-"""What can be told of a task without training it: parameters, settings, heat, costs of serving."""
+"""What can be said about a task without training it: parameters, settings, heat, costs of serving."""

@@ -1,4 +1,4 @@
-"""A task before it is trained: parameters, roles, bytes, clients, where the data came from, and its settings."""
+"""A task before training: parameters, roles, bytes, clients, where the data came from, and its settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAMPLE = 1000  # clients whose keys are counted
 
 
 def describe(name: str, data: str | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What `partwise describe` tells, as a JSON-able dict."""
+    """The content of `partwise describe`, as a dict for JSON."""
     task, config = resolve(name, data, changes)
     partition = task.personal.partition
     sample = task.train.select(task.personal.columns).gather(np.arange(min(SAMPLE, task.train.num_clients)))
@@ -43,7 +43,8 @@ def describe(name: str, data: str | None, changes: Mapping[str, Any]) -> dict[st
 
 
 def _with_default(line: Description) -> list[Description]:
-    """A local leaf with a learned default is two: the leaf, which stays, and its default, which travels."""
+    """A local leaf with a learned default gives two lines: the leaf, which stays on the client, and its
+    default, which is sent."""
     if not (line.role.startswith("local") and line.bytes_down):
         return [line]
     default = Description(DEFAULT + line.path, line.shape, "shared", line.bytes_down, line.bytes_up)
@@ -51,8 +52,8 @@ def _with_default(line: Description) -> list[Description]:
 
 
 def list_settings(name: str, algorithm: str | None = None, preset: str | None = None) -> list[dict[str, Any]]:
-    """Every key of the configuration and every option of a task with its value and meaning: what a run has of which
-    nothing more is said."""
+    """Every key of the configuration and every option of a task, with its value and meaning. The values are
+    those of a run without other settings."""
     entry = find_task(name)
     known = entry.defaults if entry.defaults is not None else entry.load(None).defaults
     if preset is not None:
@@ -68,7 +69,7 @@ def list_settings(name: str, algorithm: str | None = None, preset: str | None = 
 
 
 def _chosen(entry: Entry, config: Config) -> dict[str, str]:
-    """Which keys clients ask for, in each key space; as far as it can be told without data."""
+    """Which keys clients ask for, in each key space, as far as this is known without data."""
     if not entry.example:
         return dict(config.select)
     personal, stateful = entry.settings(**entry.example)

@@ -1,4 +1,4 @@
-"""How hot and cold the keys of a task are (FedSubAvg, section 2 and Table 1), before any training."""
+"""How many clients hold the keys of a task (FedSubAvg, section 2 and Table 1), before any training."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def measure_heat(
     split: str = "train",
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """What `partwise heat` tells, as a JSON-able dict; with `out`, also a picture, the JSON and the counts there.
+    """The content of `partwise heat`, as a dict for JSON. With `out`, a picture, the JSON and the counts are
+    written there too.
 
-    All key spaces of the task are counted: also those that only an algorithm without local parameters has.
-    `split` is train, validation, test or all.
+    All key spaces of the task are counted, including those that exist only for algorithms without local
+    parameters. `split` is train, validation, test or all.
     """
     if by not in get_args(By):
         raise unknown("unit of heat", by, get_args(By))
@@ -53,7 +54,7 @@ def measure_heat(
 
 
 def count_task(task: Task, by: By = "clients", split: str = "train") -> dict[str, Heat]:
-    """The heat of every key space that columns name, over the clients of a split or of all of them."""
+    """The heat of every key space that has columns, over the clients of one split or of all splits."""
     setting = task.stateful or task.personal
     if split not in (*SPLITS, "all"):
         raise unknown("split", split, (*SPLITS, "all"))
@@ -75,7 +76,8 @@ def _write(folder: Path, told: Mapping[str, Any], heats: Mapping[str, Heat]) -> 
 
 
 def draw_heat(path: Path, heats: Mapping[str, Heat], title: str) -> None:
-    """For every space, how many keys have how many holders, and the holders of every key from the hottest on."""
+    """For every space, draw how many keys have how many holders, and the holders of every key, starting with
+    the hottest."""
     figure = Figure(figsize=(9, 3.2 * len(heats)), layout="constrained")
     rows = figure.subplots(len(heats), 2, squeeze=False)
     for (left, right), heat in zip(rows, heats.values(), strict=True):
@@ -88,7 +90,7 @@ def draw_heat(path: Path, heats: Mapping[str, Heat], title: str) -> None:
         right.plot(np.arange(1, len(held) + 1), held, color=INK, linewidth=1.4)
         right.axhline(heat.total, color=QUIET, linewidth=0.8, linestyle="--")
         right.set(xscale="log", yscale="log", xlabel="rank of the key", ylabel=word)
-        factor = lambda n, total=heat.total: total / np.maximum(n, 1e-9)  # is its own inverse
+        factor = lambda n, total=heat.total: total / np.maximum(n, 1e-9)  # it is its own inverse
         right.secondary_yaxis("right", functions=(factor, factor)).set_ylabel("factor N / n")
     figure.suptitle(title, fontsize=10)
     save_picture(path, figure)

@@ -1,6 +1,7 @@
-"""What it would cost to serve a task's slices, each way and with each encoding (Federated Select, section 3.2).
+"""What it would cost to serve a task's slices, in each way and with each encoding (Federated Select, section
+3.2).
 
-Cohorts are drawn and clients choose their keys as in a run of the same settings; nothing is trained.
+Cohorts are drawn and clients choose their keys as in a run with the same settings. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from partwise.types import UserError
 def compare_serving(
     name: str, data: str | None = None, changes: Mapping[str, Any] | None = None, rounds: int = 5
 ) -> dict[str, Any]:
-    """What `partwise serving` tells, as a JSON-able dict: a line for every way and encoding, and what follows."""
+    """The content of `partwise serving`, as a dict for JSON: a line for every way and encoding, and the best
+    of them."""
     if rounds < 1:
         raise UserError(f"at least 1 round must be drawn, not {rounds} (--rounds)")
     task, config = resolve(name, data, changes or {})
@@ -56,7 +58,7 @@ def compare_serving(
 
 
 def _draw(prepared: Prepared, algorithm: Algorithm, seed: int, number: int) -> tuple[int, dict[str, Demand]]:
-    """How many clients a round has, and what they ask for."""
+    """The number of clients in a round, and what they ask for."""
     clients = recruit(prepared.recruiting, prepared.store.counts, seed, number).clients
     cohort = prepared.store.gather(clients)
     partition = algorithm.partition
@@ -73,7 +75,7 @@ def _demand(chosen: Chosen, num_keys: int) -> Demand:
 def _serve_all(
     algorithm: Algorithm, psi: str, drawn: Sequence[tuple[int, Mapping[str, Demand]]]
 ) -> dict[str, Served]:
-    """All rounds together, by way, with one encoding of all keyed leaves."""
+    """The costs of all rounds together, by way of serving, with one encoding for all keyed leaves."""
     sizes = sizes_of(with_psi(algorithm.partition, PSIS[psi]))
     rounds = [serve(sizes, clients, demands) for clients, demands in drawn]
     return {way: total([each[way] for each in rounds]) for way in WAYS}
@@ -99,7 +101,8 @@ def _line(way: str, psi: str, served: Served, rounds: int) -> dict[str, Any]:
 
 
 def _best(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Which lines are cheapest for a client's downloads, and which way for the server's work and for privacy."""
+    """Which lines are cheapest for a client's downloads, and which ways are best for the server's work and
+    for privacy."""
     least = min(line["down_per_client"] for line in lines)
     cheap = [line for line in lines if line["down_per_client"] == least]
     work = {line["way"]: line["computed_with_cache"] for line in lines}
