@@ -1,11 +1,12 @@
-"""Arrays by name as bytes and as files that are either whole or not there, and sealed files of text and JSON.
+"""Named arrays as bytes and as files, and sealed files of text and JSON. A file is either complete or not
+there.
 
-One format for messages, models, local parts and checkpoints: safetensors, with a small JSON header. A file is
-written beside its final name, flushed to the disk and renamed, so that a killed process or a full disk leaves
-the previous one intact. Files (messages do not) carry a SHA-256 of what they say, and are read only if it is
-still so: a flipped bit or a change by hand is an error, never another result. Writing a file takes no second
-copy of its arrays in memory and reading one takes the arrays alone, where Orbax takes as much again both times
-(docs/concepts.md, A run's folder).
+There is one format for messages, models, local parts and checkpoints: safetensors, with a small JSON header.
+A file is written beside its final name, flushed to the disk and renamed. So a killed process or a full disk
+does not damage the previous file. Files (but not messages) contain a SHA-256 digest of their content. They
+are read only if the digest is still right. So a flipped bit or a manual change raises an error, and never
+gives another result. Writing a file needs no second copy of its arrays in memory, and reading one needs only
+the arrays. Orbax needs a second copy both times (docs/concepts.md, A run's folder).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from safetensors.numpy import save
 
 from partwise.types import UserError
 
-SEAL = "#sha256"  # the key of a JSON document, and the word of a text's last line, under which its digest is
-DTYPES = {  # in the order in which arrays of them lie in a file
+SEAL = "#sha256"  # marks the digest: a key in a JSON document, and a word in the last line of a text
+DTYPES = {  # arrays are stored in a file in this order of types
     "U64": "uint64",
     "I64": "int64",
     "F64": "float64",
@@ -44,13 +45,13 @@ DTYPES = {  # in the order in which arrays of them lie in a file
     "BOOL": "bool",
 }
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
-# What reading a header may raise that is damaged, or of something else.
+# What reading a header may raise if the file is damaged or has another format.
 FAULTS = (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 
 
 class _Place(NamedTuple):
-    """Where an array lies among the bytes after the header."""
+    """The position of an array in the bytes after the header."""
 
     begin: int
     end: int
@@ -59,7 +60,7 @@ class _Place(NamedTuple):
 
 
 def to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> bytes:
-    """Arrays and a JSON-able header as bytes."""
+    """Arrays and a header (of values for JSON) as bytes."""
     return save(_on_host(arrays), _metadata(header or {}))
 
 
@@ -69,7 +70,7 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays, as views of these bytes, and header."""
+    """The arrays, as views of these bytes, and the header."""
     try:
         first = 8 + _header_length(data[:8].tobytes(), data.size)
         places, header = _read_places(data[8:first].tobytes(), data.size - first)
@@ -80,7 +81,8 @@ def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def header_of(data: bytes, longest: int) -> dict[str, Any]:
-    """The header of `to_bytes`, which must not take more than so many bytes; the arrays are not looked at."""
+    """The header of what `to_bytes` wrote. It must not be longer than `longest` bytes. The arrays are not
+    read."""
     try:
         first = 8 + _header_length(data[:8], len(data), longest)
         return _read_places(data[8:first], len(data) - first)[1]
@@ -89,7 +91,7 @@ def header_of(data: bytes, longest: int) -> dict[str, Any]:
 
 
 def _header_length(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> int:
-    """As the first eight of `size` bytes say, if there can be such a header."""
+    """The length of the header, from the first eight of `size` bytes. Raises ValueError if it is impossible."""
     length, most = int.from_bytes(begin, "little"), min(size - 8, longest)
     if length > most:
         raise ValueError(f"it announces a header of {length} bytes, where there can be {max(most, 0)}")
@@ -97,7 +99,8 @@ def _header_length(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> in
 
 
 def _read_places(text: bytes, size: int) -> tuple[dict[str, _Place], dict[str, Any]]:
-    """Where the arrays lie, which must fill the `size` bytes after the header, and what the header says."""
+    """The positions of the arrays, which must fill the `size` bytes after the header, and the header's
+    content."""
     told = json.loads(text)
     metadata, places, end = told.pop("__metadata__", {}), {}, 0
     for name, each in sorted(told.items(), key=lambda item: item[1]["data_offsets"]):
@@ -117,7 +120,8 @@ def _metadata(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _pack(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> tuple[bytes, list[np.ndarray]]:
-    """What `to_bytes` gives, without a copy of the arrays: the bytes before them, and they in their order."""
+    """The same content as `to_bytes`, without a copy of the arrays: the bytes before them, and the arrays in
+    their order."""
     codes, order = {dtype: code for code, dtype in DTYPES.items()}, list(DTYPES.values())
     for name, array in arrays.items():
         if array.dtype.name not in codes:
@@ -135,18 +139,18 @@ def _pack(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> tuple[
 
 
 def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """In this machine's order of bytes, without a copy where they are so already."""
+    """Arrays on the host in this machine's byte order, without a copy if possible."""
     host = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in host.items()}
 
 
 def _raw(array: np.ndarray) -> memoryview:
-    """The bytes of an array, where they lie."""
+    """The bytes of an array, not copied."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
-    """Of all that a file of arrays says: header, names, types, shapes and values."""
+    """A digest of everything in a file of arrays: header, names, types, shapes and values."""
     total = hashlib.sha256(json.dumps(header).encode())
     for name in sorted(arrays):
         array = arrays[name]
@@ -156,12 +160,12 @@ def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write all of it or nothing."""
+    """Write a file completely or not at all."""
     write_atomically(path, lambda file: file.write(data), mode)
 
 
 def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666) -> None:
-    """Let `write` fill a file, which takes its name only once it is complete and on the disk; `mode` says who may
+    """Let `write` fill a file. It gets its name only when it is complete and on the disk. `mode` sets who may
     read it, from its first byte on."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -185,7 +189,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the renaming itself last."""
+    """Make sure that the renaming itself is on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -194,7 +198,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Those that killed writers left; nobody may be writing there now."""
+    """Remove the temporary files of killed writers. No process may be writing there at the same time."""
     for path in folder.glob(".*.tmp"):
         if TEMPORARY.fullmatch(path.name):
             with contextlib.suppress(OSError):
@@ -204,7 +208,7 @@ def remove_temporary_files(folder: Path) -> None:
 def save_arrays(
     path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None, mode: int = 0o666
 ) -> None:
-    """A sealed safetensors file; the same arrays and header always give the same bytes."""
+    """Write a sealed safetensors file. The same arrays and header always give the same bytes."""
     host, told = _on_host(arrays), dict(header or {})
     begin, parts = _pack(host, told | {SEAL: digest_of(host, told)})
 
@@ -217,8 +221,8 @@ def save_arrays(
 
 
 def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and header of a file, with an error that names it. The arrays are views of one buffer, which is in
-    memory as long as one of them is."""
+    """Arrays and header of a file. Errors name the file. The arrays are views of one buffer, which stays in
+    memory as long as one of them is used."""
     with _reading(path) as file:
         data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
         arrays, header = _unpack(data[: file.readinto(data)])
@@ -227,8 +231,9 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header of a file of arrays, which are not read: so its digest, which is over them too, is not checked.
-    For what may be told of a file that was changed after it was written; its arrays come by `load_arrays`."""
+    """The header of a file of arrays. The arrays are not read, so the digest, which covers them too, is not
+    checked. Use it only for information that may be wrong if the file was changed. Use `load_arrays` for the
+    arrays."""
     with _reading(path) as file:
         size = os.fstat(file.fileno()).st_size
         length = _header_length(file.read(8), size)
@@ -240,7 +245,7 @@ def read_header(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """A file to read arrays from, with errors that name it."""
+    """A file to read arrays from. Errors name the file."""
     try:
         with open(path, "rb") as file:
             yield file
@@ -266,7 +271,7 @@ def _check_seal(found: Any, expected: str) -> None:
 
 
 def read_file(path: Path) -> bytes:
-    """All of it, with an error that names it."""
+    """All bytes of a file. Errors name the file."""
     try:
         return Path(path).read_bytes()
     except OSError as error:
@@ -274,13 +279,13 @@ def read_file(path: Path) -> bytes:
 
 
 def save_json(path: Path, document: Mapping[str, Any]) -> None:
-    """A sealed JSON document; it must hold only what JSON can say."""
+    """Write a sealed JSON document. It must have only values that JSON can express."""
     sealed = {**document, SEAL: hashlib.sha256(json.dumps(dict(document)).encode()).hexdigest()}
     write_file(path, (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """What `save_json` wrote there."""
+    """Read what `save_json` wrote."""
     data = read_file(path)
     try:
         document = json.loads(data)
@@ -293,12 +298,12 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Lines of text, sealed by a comment at their end."""
+    """Write lines of text, sealed by a comment at the end."""
     write_file(path, f"{text}{SEAL} {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
 
 
 def load_text(path: Path) -> str:
-    """What `save_text` wrote there."""
+    """Read what `save_text` wrote."""
     text, sign, seal = read_file(path).rpartition(SEAL.encode() + b" ")
     try:
         _check_seal(seal.decode().strip() if sign else None, hashlib.sha256(text).hexdigest())
@@ -308,14 +313,14 @@ def load_text(path: Path) -> str:
 
 
 def save_tree(path: Path, tree: Any, header: Mapping[str, Any]) -> None:
-    """Any pytree of arrays, leaves by number. All state of the server goes to the disk here and comes back by
-    `load_tree`: tables that lie on several machines will too."""
+    """Save any pytree of arrays, with its leaves by number. The whole state of the server is saved here and
+    loaded by `load_tree`. Tables on several machines will be too."""
     leaves = jax.tree_util.tree_leaves(tree)
     save_arrays(path, {f"{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}, header)
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    """A tree of the structure and shapes of `like`, which is what `save_tree` wrote."""
+    """Load a tree that `save_tree` wrote. It has the structure and shapes of `like`."""
     arrays, header = load_arrays(path)
     leaves, treedef = jax.tree_util.tree_flatten(like)
     found = [arrays.get(f"{i:05d}") for i in range(len(leaves))]

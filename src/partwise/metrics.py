@@ -1,5 +1,5 @@
-"""Metrics are pairs of sums that add up; a mean is taken once, at the end. Those that are no mean (the area under
-the ROC curve) are of the pooled scores and labels of all examples."""
+"""Metrics are pairs of sums. Sums are added, and the mean is taken once, at the end. Metrics that are not a
+mean (the area under the ROC curve) are computed from the pooled scores and labels of all examples."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 
 class Sums(NamedTuple):
-    """A sum of values and of their weights; sums of sums are sums."""
+    """A sum of values and a sum of their weights. Sums can be added again."""
 
     value: Any
     weight: Any
 
 
 def zero_sums() -> Sums:
-    """Nothing summed yet."""
+    """Sums of nothing."""
     return Sums(jnp.zeros(()), jnp.zeros(()))
 
 
 def add_sums(a: Sums, b: Sums) -> Sums:
-    """Both together."""
+    """The sum of two sums."""
     return Sums(a.value + b.value, a.weight + b.weight)
 
 
 def over_examples(
     sums: Mapping[str, Sums], finish: Mapping[str, Callable[[float], float]]
 ) -> dict[str, float]:
-    """Every metric pooled over all examples (a client's sums may have a leading client axis).
+    """Every metric pooled over all examples. The sums may have a leading client axis.
 
-    NaN where there were no examples.
+    NaN if there were no examples.
     """
     return {name: _finished(finish.get(name), np.sum(s.value), np.sum(s.weight)) for name, s in sums.items()}
 
@@ -53,7 +53,7 @@ def over_clients(
         means = np.asarray(total.value, np.float64)[held] / np.asarray(total.weight, np.float64)[held]
         values = np.vectorize(finish.get(name, float), otypes=[float])(means)
         result[name] = {"clients": int(held.sum()), "mean": float(values.mean())}
-        with np.errstate(invalid="ignore"):  # a client may have diverged; then so says its percentile
+        with np.errstate(invalid="ignore"):  # a client may have diverged; its percentile is then not finite
             result[name] |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
     return result
 
@@ -66,7 +66,7 @@ def _finished(finish: Callable[[float], float] | None, value: Any, weight: Any) 
 
 
 class Pairs(NamedTuple):
-    """A score and a label for every example; `held` says which are there at all (others are padding)."""
+    """A score and a label for every example. `held` says which entries are real; the others are padding."""
 
     scores: Any
     labels: Any
@@ -81,9 +81,10 @@ class UndefinedError(ValueError):
 
 
 def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
-    """The chance that an example with a label above 0 has a higher score than one without; ties count half.
+    """The probability that an example with a label above 0 has a higher score than an example without; ties
+    count half.
 
-    Exact: ranks are added up as whole numbers. NaN if a score is.
+    The result is exact, because ranks are added as whole numbers. It is NaN if a score is NaN.
     """
     positive = np.asarray(labels) > 0
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
@@ -92,7 +93,7 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
     if np.isnan(scores).any():
         return float("nan")
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    doubled_ranks = 2 * np.cumsum(counts) - counts + 1  # of equal scores the middle, twice
+    doubled_ranks = 2 * np.cumsum(counts) - counts + 1  # twice the rank; for equal scores the middle rank
     doubled = int(doubled_ranks[inverse][positive].sum()) - num_positive * (num_positive + 1)
     return doubled / (2 * num_positive * num_negative)
 
@@ -107,7 +108,7 @@ def _one_class(num_positive: int, num_negative: int) -> str:
 def over_pairs(
     pairs: Mapping[str, Pairs], finish: Mapping[str, Callable[[np.ndarray, np.ndarray], float]]
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    """Every metric of pooled pairs, None where it has no value; and the reasons for that."""
+    """Every metric of pooled pairs, None if it is undefined, and the reasons for undefined metrics."""
     values: dict[str, float | None] = {}
     reasons: dict[str, str] = {}
     for name, pooled in pairs.items():

@@ -1,7 +1,7 @@
-"""Names that installed packages add to the library's own, by entry points.
+"""Names that installed packages add to the library's own, with entry points.
 
-A package says in its pyproject.toml: [project.entry-points."partwise.tasks"] name = "module:ENTRY". Nothing is
-imported before the name is asked for.
+A package declares in its pyproject.toml: [project.entry-points."partwise.tasks"] name = "module:ENTRY".
+Nothing is imported before the name is used.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from partwise.types import UserError, unknown
 
 
 class Lazy(NamedTuple):
-    """An entry of the library's own that is imported when it is asked for, and perhaps needs an extra."""
+    """An entry of the library that is imported when it is first used. It may need an extra."""
 
     summary: str
     where: str  # module:NAME
-    extra: str = ""  # that it needs
+    extra: str = ""  # the extra that it needs
 
 
 def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
-    """The entry of that name: the library's own, or an installed package's, which is then added to the registry."""
+    """The entry with this name, from the library or from an installed package. A package's entry is then
+    added to the registry."""
     if name not in registry:
         found = {point.name: point for point in metadata.entry_points(group=group)}
         if name not in found:
@@ -34,12 +35,12 @@ def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
 
 
 def names(registry: dict[str, Any], group: str) -> list[str]:
-    """Every name, the library's own first; nothing is imported."""
+    """Every name, the library's own first. Nothing is imported."""
     return list(dict.fromkeys([*registry, *(point.name for point in metadata.entry_points(group=group))]))
 
 
 def find_all(registry: dict[str, Any], group: str, kind: str) -> dict[str, Any]:
-    """Every entry, the library's own first (those that need an extra not yet imported)."""
+    """Every entry, the library's own first. The library's entries may still be `Lazy`."""
     known = dict(registry)
     return known | {
         name: find(registry, group, kind, name) for name in names(registry, group) if name not in known

@@ -1,7 +1,9 @@
-"""Every stream of randomness has a name: a seed's, a round's, a client's in that round, there one for each use.
+"""Every random stream has a name: of a seed, of a round, of a client in that round, and there one for each
+use.
 
-A client's stream depends on its id, never on its place in a cohort. No two uses share a stream: with JAX's threefry
-`split(key)[i]` is `fold_in(key, i)`, so a key that is both split and folded gives the same numbers twice.
+A client's stream depends on its id, never on its place in a cohort. No two uses share a stream. In JAX's
+threefry, `split(key)[i]` is `fold_in(key, i)`. So a key that is both split and folded would give the same
+numbers twice.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
 
 
 class Words(NamedTuple):
-    """64-bit numbers as two 32-bit words, which is what devices compute with."""
+    """64-bit numbers as two 32-bit words, because devices compute with 32 bits."""
 
     high: Any
     low: Any
 
 
 def round_rng(seed: int, round_number: int) -> jax.Array:
-    """The randomness of a round; a client folds its own number into it."""
+    """The randomness of a round. A client folds its own number into it."""
     return jax.random.fold_in(jax.random.key(seed), round_number)
 
 
@@ -35,7 +37,7 @@ def client_rng(rng: jax.Array, number: Words) -> jax.Array:
 
 
 def child(rng: jax.Array, use: str) -> jax.Array:
-    """The randomness of one use, which no other name has."""
+    """The randomness of one use. Each name has its own."""
     return jax.random.fold_in(rng, zlib.crc32(use.encode()))
 
 
@@ -45,9 +47,10 @@ def hash64(text: str) -> int:
 
 
 def client_numbers(client_ids: np.ndarray) -> np.ndarray:
-    """A number for every client id, uint64, the same wherever the client runs: its randomness depends on it.
+    """A number for every client id, uint64. It is the same wherever the client runs, because its randomness
+    depends on it.
 
-    It is a hash of the id as text, so that it does not matter whether an id was read as a number or as text.
+    It is a hash of the id as text. So it does not matter whether an id was read as a number or as text.
     """
     return np.array([hash64(str(name)) for name in np.asarray(client_ids).tolist()], np.uint64)
 

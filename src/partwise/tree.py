@@ -18,12 +18,12 @@ def flatten(tree: Params) -> dict[str, Any]:
 
 
 def unflatten(treedef: Any, paths: tuple[str, ...], flat: Mapping[str, Any]) -> Params:
-    """The exact inverse of `flatten` for a tree of that structure."""
+    """The exact inverse of `flatten` for a tree with this structure."""
     return jax.tree_util.tree_unflatten(treedef, [flat[path] for path in paths])
 
 
 def num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    """Bytes of one array of that shape."""
+    """Bytes of one array with this shape."""
     size = 1
     for length in shape:
         size *= length
@@ -31,22 +31,22 @@ def num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
 
 
 def wide(leaf: Any) -> Any:
-    """The type in which values like this leaf's are added up: at least 32 bits."""
+    """The type for sums of values like this leaf's: at least 32 bits."""
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 
 def like(tree: Params, other: Params) -> Params:
-    """The tree with every leaf in the type of the other's, as what a loop carries must be."""
+    """The tree with every leaf in the type of the other tree's leaf. A loop needs this for what it carries."""
     return jax.tree_util.tree_map(lambda a, b: jnp.asarray(a, jnp.asarray(b).dtype), tree, other)
 
 
 def all_finite(tree: Params) -> jax.Array:
-    """Whether no leaf holds a NaN or an infinity: then its sum is finite too (and sums are quick). Numbers of 16
-    bits are added up in 32, lest their sum be too large for them."""
+    """Whether no leaf has a NaN or an infinity. If so, its sum is finite too, and sums are fast to compute.
+    16-bit numbers are summed in 32 bits, because the sum could be too large for 16 bits."""
     sums = [jnp.sum(leaf, dtype=wide(leaf)) for leaf in map(jnp.asarray, jax.tree_util.tree_leaves(tree))]
     return jnp.all(jnp.isfinite(jnp.stack(sums))) if sums else jnp.asarray(True)
 
 
 def where(condition: jax.Array, yes: Params, no: Params) -> Params:
-    """Leaf by leaf, `yes` where the (scalar) condition holds, else `no`."""
+    """For every leaf, `yes` if the (scalar) condition is true, otherwise `no`."""
     return jax.tree_util.tree_map(lambda a, b: jnp.where(condition, a, b), yes, no)
