@@ -1,4 +1,4 @@
-"""The command line. Every command prints a table for people, or with --json one JSON document for machines."""
+"""The command line. Every command prints a table for people, or with --json one JSON document for programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from partwise.cli import interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the process (or `arguments`, and then signals are the caller's own); its exit code."""
+    """Run a command and return its exit code. Without `arguments`, the command is that of the process, and
+    signals are handled. With `arguments`, signals are left to the caller."""
     if arguments is None:
         interrupt.install()
     from partwise.cli.outcome import (

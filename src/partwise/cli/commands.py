@@ -1,4 +1,5 @@
-"""What the commands do. Each returns what --json prints; imports are inside, so that `partwise --help` is quick."""
+"""What the commands do. Each returns what --json prints. Imports are inside the functions, so that `partwise
+--help` is fast."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ def train(options: Options) -> Result:
 
 
 def _asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
-    """The task; the settings of a recorded run, if the TOML file is one; and what was written: another TOML file,
-    then the named options, then --set."""
+    """The task; the settings of a recorded run, if the TOML file is one; and the settings that the user
+    wrote: another TOML file, then the named options, then --set."""
     from partwise.config.settings import is_record, parse_assignments, read_toml
 
     changes = read_toml(Path(options.config)) if options.config else {}

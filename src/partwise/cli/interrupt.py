@@ -1,7 +1,8 @@
-"""Ctrl-C (SIGINT) and SIGTERM: while there is nothing to lose they end the process at once, which no import can get
-in the way of; once a run is at work they are raised, so that it can say how to go on.
+"""Ctrl-C (SIGINT) and SIGTERM.
 
-This module imports next to nothing, because it comes before everything else.
+While there is nothing to lose, a signal ends the process at once, and no import can delay this. Once a run is
+at work, the signal is raised as an exception, so that the run can say how to continue. This module imports
+almost nothing, because it is imported before everything else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came; `code` is what a shell expects of a process that one ended: 130 or 143."""
+    """A signal came. `code` is the exit code that a shell expects after this signal: 130 or 143."""
 
     def __init__(self, code: int):
         super().__init__(code)
@@ -25,26 +26,27 @@ _stopped: Stopped | None = None
 
 
 def install() -> None:
-    """Handle both signals from now on; one that the process was told to ignore stays ignored."""
+    """Handle both signals from now on. A signal that the process was told to ignore is still ignored."""
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) == usual:
             signal.signal(number, _handle)
 
 
 def begin_work() -> None:
-    """From here on there is something to save."""
+    """From now on there is something to save."""
     global _working
     _working = True
 
 
 def end_work() -> None:
-    """There is nothing to lose any more."""
+    """From now on there is nothing to lose."""
     global _working
     _working = False
 
 
 def stopped() -> Stopped | None:
-    """The signal that came, if one did; another library may have made another error of it."""
+    """The signal that came, or None. It is needed because another library may have turned the exception into
+    another one."""
     return _stopped
 
 
@@ -54,7 +56,7 @@ def _handle(number: int, frame: Any) -> None:
     if not _working:
         _leave(stop.code)
     _stopped = stop
-    end_work()  # whoever is impatient need not wait for what follows
+    end_work()  # a second signal ends the process at once
     raise stop
 
 

@@ -1,4 +1,4 @@
-"""From the words of a command to its exit code."""
+"""From the arguments of a command to its exit code."""
 
 from __future__ import annotations
 
@@ -25,8 +25,11 @@ from partwise.types import RunWarning, UserError
 
 
 def run(given: Sequence[str], whole_process: bool = True) -> int:
-    """Run a command: 0; 2 with one paragraph for anything that the user can mend; 1 for a bug of ours. Its seconds
-    count from the start of the process, if that is what it was started for."""
+    """Run a command and return its exit code.
+
+    It is 0 for success, 2 with one paragraph for anything that the user can fix, and 1 for a bug in partwise.
+    If the process was started for this command, seconds are counted from the start of the process.
+    """
     if list(given) == ["--version", "--json"]:
         sys.stdout.write(json.dumps(versions(), indent=1) + "\n")
         return 0
@@ -53,7 +56,7 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
 
 @contextmanager
 def _told_warnings() -> Iterator[None]:
-    """Warnings of runs as sentences, without the line of code that they come from."""
+    """Show warnings of runs as sentences, without the line of code that they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", RunWarning)
         usual = warnings.showwarning
@@ -78,7 +81,7 @@ def _fail(message: str, options: argparse.Namespace, code: int) -> int:
 
 
 def _stopped(options: argparse.Namespace) -> str:
-    """How to go on, if there is something to go on with."""
+    """How to continue, if there is something to continue with."""
     folder = getattr(options, "folder", None)
     if folder is None:
         return "stopped."
@@ -95,7 +98,7 @@ def _bug(error: Exception, arguments: Sequence[str]) -> str:
 
 
 def _keep_compiled_programs() -> None:
-    """Programs compiled once are kept for the next command (JAX_COMPILATION_CACHE_DIR chooses where)."""
+    """Keep compiled programs on disk for the next command (JAX_COMPILATION_CACHE_DIR chooses where)."""
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(cache, "partwise", "jax")

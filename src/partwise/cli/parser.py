@@ -10,7 +10,7 @@ from partwise.cli import commands
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """All commands."""
+    """The parser with all commands."""
     parser = argparse.ArgumentParser(
         prog="partwise",
         description="Federated learning in which every client holds only its part of the model.",

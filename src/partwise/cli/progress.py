@@ -1,6 +1,6 @@
-"""Where a run is, while it runs: a bar on a terminal, a line at every evaluation elsewhere.
+"""How far a run is, while it runs: a bar on a terminal, otherwise a line at every evaluation.
 
-Its seconds are those of the summary at the end: they count from the start of the command.
+The seconds are the same as in the summary at the end: they are counted from the start of the command.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from partwise.cli.show import err, say
 
 Show = Callable[[Any], None]
-NARROW = 100  # columns; below, neither the training loss nor the time left is shown
-OLD = 600  # seconds; no command takes so long to begin, so a clock that says so is wrong
+NARROW = 100  # columns; on a narrower terminal, training loss and remaining time are not shown
+OLD = 600  # seconds; no command takes this long to start, so a larger value means that the clock is wrong
 
 
 def process_start() -> float:
-    """The `time.perf_counter()` at which this process began, where the system tells (Linux); else now."""
+    """The `time.perf_counter()` at which this process began, if the system tells it (Linux); otherwise now."""
     now = time.perf_counter()
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -35,7 +35,7 @@ def process_start() -> float:
 
 @contextmanager
 def show_progress(options: argparse.Namespace, title: str) -> Iterator[Show]:
-    """A function that shows a `Status`, or words about what goes on; nothing with --json or --quiet."""
+    """A function that shows a `Status`, or words about what happens. With --json or --quiet it shows nothing."""
     if options.json or options.quiet:
         yield lambda status: None
     elif err.is_terminal:
@@ -59,7 +59,8 @@ def _bar() -> Progress:
 
 
 def _on_bar(bar: Progress, title: str, began: float) -> Show:
-    """Rounds done of all and the running metrics; while programs are compiled, the seconds go on."""
+    """Show the rounds done, the total, and the current metrics. While programs are compiled, the seconds
+    still count."""
     job = bar.add_task(title, total=None, rounds="", metric="compiling")
     bar.tasks[0].start_time = began
     last = {"evaluation": ""}
@@ -67,7 +68,7 @@ def _on_bar(bar: Progress, title: str, began: float) -> Show:
     def show(status: Any) -> None:
         if isinstance(status, str):
             bar.update(job, metric=status)
-            if status.endswith("."):  # a sentence, to be read later too
+            if status.endswith("."):  # a sentence, which should stay visible
                 _say(title, status)
             return
         last["evaluation"] = _metric(status.evaluation) or last["evaluation"]
@@ -86,11 +87,12 @@ def _on_bar(bar: Progress, title: str, began: float) -> Show:
 
 
 def _as_lines(title: str, began: float) -> Show:
-    """A line at every evaluation, and where there is none at the end of every training of several."""
+    """Show a line at every evaluation. For several trainings without evaluations, show a line at the end of
+    each."""
 
     def show(status: Any) -> None:
         if isinstance(status, str):
-            if status != "loading":  # most mistakes are found then, and are told alone
+            if status != "loading":  # most errors are found then, and only the error should be shown
                 _say(title, status)
             return
         if status.evaluation is None and not (status.part and status.round == status.rounds):
@@ -108,13 +110,13 @@ def _as_lines(title: str, began: float) -> Show:
 
 
 def _say(title: str, note: str) -> None:
-    """What goes on, in a line of its own (above the bar, if there is one)."""
+    """Print what happens, on a separate line (above the bar, if there is one)."""
     say(f"{title}: {note}", err)
 
 
 def _metric(evaluation: Any) -> str:
-    """The first metric of the model on the validation clients (without any, the loss); or the first number that is
-    told of something else."""
+    """The first metric of the model on the validation clients (the loss if there is none). For results that
+    are not evaluations, the first number."""
     if not evaluation:
         return ""
     judged = evaluation.get("over_clients")

@@ -11,20 +11,20 @@ from rich.table import Table
 
 from partwise.types import counted
 
-# What users name (paths, ids, columns) is shown as it is: nothing in it is markup, an emoji or a number to paint.
+# What users name (paths, ids, columns) is shown unchanged: without markup, emojis or coloured numbers.
 AS_IT_IS: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
 err = Console(stderr=True, **AS_IT_IS)
 out = Console(**AS_IT_IS)
-SHOWN = 6  # numbers of a vector
+SHOWN = 6  # how many numbers of a vector are shown
 
 
 def say(text: str, where: Console = out) -> None:
-    """A sentence, on one line; a terminal wraps it, and nothing that is pasted from it breaks."""
+    """Print a sentence on one line. A terminal wraps it, so text that is copied from it has no line breaks."""
     where.print(text, soft_wrap=True)
 
 
 def listing(kind: str, entries: Mapping[str, str]) -> None:
-    """Names and what they are."""
+    """A table of names and what they are."""
     table = Table(kind, "what it is")
     for name, text in entries.items():
         table.add_row(name, text)
@@ -32,7 +32,7 @@ def listing(kind: str, entries: Mapping[str, str]) -> None:
 
 
 def settings_table(lines: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Dotted key, value, meaning."""
+    """A table of dotted keys, values and meanings."""
     table = Table("--set key", "value", "meaning", title=title)
     for line in lines:
         value = "none" if line["value"] is None else str(line["value"])
@@ -41,7 +41,7 @@ def settings_table(lines: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def summary(told: Mapping[str, Any], folder: Any) -> None:
-    """The end of a run: metrics, what was left out, costs, and where it is."""
+    """The end of a run: metrics, what was left out, costs, and the folder."""
     _metrics(told)
     _left_out(told)
     say(
@@ -91,7 +91,7 @@ def _undefined(metrics: Mapping[str, Any]) -> None:
 
 
 def warn_not_finite(names: Sequence[str], split: str) -> None:
-    """Say that a metric is no number, so that nobody takes the model for trained."""
+    """Warn that a metric is not a number, so that nobody uses the model as if it were trained."""
     if names:
         from partwise.runs.summary import tell_not_finite
 
@@ -115,11 +115,11 @@ def _clients(test: Mapping[str, Any], noun: str = "test client") -> str:
 
 
 def evaluation(result: Mapping[str, Any], title: str) -> None:
-    """Metrics of a recorded run."""
+    """The metrics of a recorded run."""
     table = _table(["metric"], ["pooled", "mean over clients"])
     for name, spread in result["over_clients"].items():
         table.add_row(name, _number(result[name]), _number(spread.get("mean")))
-    say(title)  # not the table's: it would break a path
+    say(title)  # not as the table's title, which would break a path into lines
     out.print(table)
     _judged(result["judged"])
     _undefined(result)
@@ -127,7 +127,7 @@ def evaluation(result: Mapping[str, Any], title: str) -> None:
 
 
 def _table(words: Sequence[str], numbers: Sequence[str], **options: Any) -> Table:
-    """Columns of words, then columns of numbers."""
+    """A table with columns of words, then columns of numbers."""
     table = Table(**options)
     for name in words:
         table.add_column(name, overflow="fold")
@@ -145,8 +145,8 @@ def predictions(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
 
 
 def output_words(output: Any) -> str:
-    """An output as people read it: a number, or the first few of a vector's and how many there are. A table of
-    numbers is told by its shape."""
+    """An output in words: a number, or the first few numbers of a vector and its length. For a table of
+    numbers, its shape."""
     while isinstance(output, list) and len(output) == 1:
         output = output[0]
     if not isinstance(output, list):
@@ -187,7 +187,7 @@ def _listed(value: Any) -> str:
 
 
 def serving(result: Mapping[str, Any]) -> None:
-    """Ways of serving slices, side by side, and what follows."""
+    """The ways of serving slices side by side, and the best of them."""
     keys = ", ".join(counted(count, f"{space} key") for space, count in result["keys"].items())
     cohort, rounds = counted(result["cohort"], "client"), counted(result["rounds"], "round")
     title = f"{result['task']}: {keys}, {cohort} a round, {rounds} drawn"
@@ -238,7 +238,7 @@ HEAT_BAR = 40  # characters
 
 
 def heat(result: Mapping[str, Any]) -> None:
-    """Every key space: its figures in a sentence, and its keys by how many hold them."""
+    """For every key space, its numbers in a sentence, and its keys by the number of holders."""
     for each in result["spaces"]:
         title = f"{result['task']}, {result['split']} clients: key space '{each['space']}'"
         table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
