@@ -1,8 +1,8 @@
 """How ill-conditioned heat makes the global objective, and what the correction does (FedSubAvg, section 4).
 
-FedAvg descends an objective with the Hessian H = 1/N sum H_i, every client equally. FedSubAvg descends one with
-the Hessian D^(1/2) H D^(1/2), D = diag(N / n_m) (equation 2). Both are dense here: for a few hundred features;
-`sparse_conditioning` is for more.
+FedAvg descends an objective with the Hessian H = 1/N sum H_i, with equal weights for all clients. FedSubAvg
+descends one with the Hessian D^(1/2) H D^(1/2), D = diag(N / n_m) (equation 2). Both are dense here, for a
+few hundred features. Use `sparse_conditioning` for more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from partwise.data.heat import Heat, coefficients
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
-ROUNDING = 1e-12  # an eigenvalue so much smaller than the largest is 0
+ROUNDING = 1e-12  # an eigenvalue that is smaller than this, relative to the largest, counts as 0
 
 
 class ClientHessian(NamedTuple):
@@ -28,9 +28,10 @@ class ClientHessian(NamedTuple):
 
 
 class Conditioning(NamedTuple):
-    """Condition numbers, and the paper's bounds on them for objectives that are convex on every client (alpha = 0).
+    """Condition numbers, and the paper's bounds on them for objectives that are convex on every client (alpha
+    = 0).
 
-    rho_1, rho_2:         the least and the largest eigenvalue of any client's Hessian (Assumption 1)
+    rho_1, rho_2:         the smallest and the largest eigenvalue of any client's Hessian (Assumption 1)
     lower:                Theorem 1: condition >= (n_max / n_min) rho_1 / rho_2
     upper, corrected_upper: Theorem 2's k = rho_2 n_max / (N sigma_min) and its counterpart after correction
     corrected_bound:      Theorem 2: corrected <= rho_2 / rho_1
@@ -48,9 +49,9 @@ class Conditioning(NamedTuple):
 
 
 def conditioning(clients: Iterable[ClientHessian], num_parameters: int) -> Conditioning:
-    """Of the mean of the clients' Hessians, without and with the correction by heat.
+    """The condition numbers of the mean of the clients' Hessians, without and with the correction by heat.
 
-    Parameters that nobody holds are left out. A client's Hessian must be positive definite.
+    Parameters that no client holds are left out. A client's Hessian must be positive definite.
     """
     total, counts = np.zeros((num_parameters, num_parameters)), np.zeros(num_parameters, np.int64)
     num_clients, rho_1, rho_2 = 0, np.inf, 0.0
@@ -67,7 +68,7 @@ def conditioning(clients: Iterable[ClientHessian], num_parameters: int) -> Condi
 
 
 def check_curved(rho_1: float, rho_2: float) -> None:
-    """Raise unless the clients' Hessians are positive definite."""
+    """Raise `UserError` unless the clients' Hessians are positive definite."""
     if not ROUNDING * rho_2 < rho_1 < np.inf:
         raise UserError(
             f"the least eigenvalue of a client's Hessian is {rho_1:g}, and the theorems need more than 0 "
@@ -86,7 +87,8 @@ def _compare(hessian: np.ndarray, heat: Heat, rho_1: float, rho_2: float) -> Con
 def bounded(
     plain: tuple[float, float], corrected: tuple[float, float], heat: Heat, rho_1: float, rho_2: float
 ) -> Conditioning:
-    """Condition numbers beside their bounds, from (least, largest) eigenvalues without and with the correction."""
+    """Condition numbers with their bounds, from (smallest, largest) eigenvalues without and with the
+    correction."""
     least, most = int(heat.counts[heat.counts > 0].min()), int(heat.counts.max())
     return Conditioning(
         condition=float(plain[1] / plain[0]),
@@ -104,11 +106,12 @@ def bounded(
 def logistic_hessians(
     store: ClientStore, column: str, num_features: int, weights: np.ndarray | None = None, l2: float = 0.01
 ) -> Iterator[ClientHessian]:
-    """Every client's Hessian of a logistic regression on one-hot features, at `weights` [num_features] (or at 0).
+    """Every client's Hessian of a logistic regression on one-hot features, at `weights` [num_features]
+    (default: 0).
 
-    `column` [N] or [N, L] holds the features of every example, -1 for none. The objective of a client is the mean
-    loss of its examples + (l2 / 2) |w|^2 over the features that it holds: without that term, a client with fewer
-    examples than features has flat directions, and rho_1 is 0.
+    `column` [N] or [N, L] holds the features of every example, -1 for none. The objective of a client is the
+    mean loss of its examples + (l2 / 2) |w|^2 over the features that it holds. Without the second term, a
+    client with fewer examples than features has flat directions, and rho_1 is 0.
     """
     check_known([column], store.columns)
     weights = np.zeros(num_features) if weights is None else np.asarray(weights, float)

@@ -1,7 +1,7 @@
-"""What somebody gets who says nothing, beside the paper's settings: MovieLens, unseen users.
+"""The results of the default settings beside the paper's settings: MovieLens, unseen users.
 
-Every seed must come to an end. Users are judged as always, and once more with few ratings and with many: the first
-so many of the first half of their ratings are known, and the second half is asked for.
+No seed may diverge. Users are evaluated in the usual way. They are also evaluated with few and with many
+known ratings: the first ratings of the first half are known, and the second half is predicted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import PAPER, Task
 from partwise.types import UserError
 
-TASK, ALL = "movielens", 100_000  # ratings of a user, at most: all of them
-KNOWN = (1, 4, 20, 200)  # ratings that a user has given
-ROUNDS = 500  # of both, which are the paper's; by default there are more
+TASK, ALL = "movielens", 100_000  # the most ratings of a user; large enough for all of them
+KNOWN = (1, 4, 20, 200)  # numbers of known ratings of a user
+ROUNDS = 500  # for both, as in the paper; the defaults have more
 SETTINGS = {"defaults": None, f"preset {PAPER}": PAPER}
 QUICK = {"data.size": "100k", "rounds": 5, "simulation.lanes": 4}
 
@@ -36,7 +36,8 @@ QUICK = {"data.size": "100k", "rounds": 5, "simulation.lanes": 4}
 def defaults(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """RMSE, accuracy and time of a round by settings; RMSE by ratings known, beside that of the mean rating."""
+    """RMSE, accuracy and time of a round, by settings; RMSE by known ratings, beside the RMSE of the mean
+    rating."""
     changes = QUICK if quick else {"rounds": ROUNDS}
     known = KNOWN[:2] if quick else KNOWN
     whole = resolve(TASK, data, {**_data(changes), "data.max_examples": ALL})[0]
@@ -53,12 +54,12 @@ def defaults(
 
 
 def _known(ratings: int) -> str:
-    """The name of the metric of users with so many known ratings."""
+    """The name of the metric for users with this many known ratings."""
     return f"rmse, {ratings} known"
 
 
 def _draw(path: Path, rows: Sequence[Mapping[str, Any]], known: Sequence[int], quick: bool) -> None:
-    """RMSE against the number of ratings that are known of a user, a line for every row of the table."""
+    """Draw RMSE against the number of known ratings of a user, with a line for every row of the table."""
     found = {(row["row"], row["metric"]): row for row in rows}
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axes = figure.subplots()
@@ -80,7 +81,7 @@ def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _train(
     task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: OnStatus
 ) -> dict[str, list[float]]:
-    """The values of every metric, one for each seed; a training that diverges is an error."""
+    """The values of every metric, one for each seed. A training that diverges raises `UserError`."""
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
     evaluate = make_evaluator(prepared, config, task.test)
@@ -103,7 +104,7 @@ def _train(
 
 
 def judge(task: Task, config: Config, store: ClientStore, known: int) -> Evaluator:
-    """Evaluation of users of whom so many ratings are known, on the second half of them all."""
+    """The evaluation of users with this many known ratings, on the second half of their ratings."""
     prepared = prepare(task, config)
     build = recon_build(task.personal, config, judged=first_of(known))
     return make_evaluator(prepared._replace(evaluation=build), config, store)
@@ -118,12 +119,12 @@ def first_of(known: int) -> Split:
 
 
 def _rich(test: ClientStore, known: int) -> ClientStore:
-    """Those users whose first half is so many ratings."""
+    """The users whose first half has at least this many ratings."""
     return test.take(np.flatnonzero(test.counts >= 2 * known))
 
 
 def _of_mean(task: Task, known: int) -> float:
-    """The RMSE of whoever says the mean of the training ratings."""
+    """The RMSE of the prediction that is always the mean of the training ratings."""
     mean = task.train.gather(np.arange(task.train.num_clients)).columns["rating"].mean()
     test, query = _rich(task.test, known), first_of(known).query
     asked = [

@@ -1,7 +1,7 @@
 """Tables 1 and 3 and Figures 3 and 4 of Federated Reconstruction, on MovieLens.
 
-Every row is a task with the paper's settings and a few changes of them; its rates are searched on the published
-grid by the validation clients' RMSE, the best are run again with other seeds, and the test clients are looked at
+Every row is a task with the paper's settings and a few changes. Its rates are searched on the published grid
+by the validation clients' RMSE. The best rates are run again with other seeds. The test clients are evaluated
 once.
 """
 
@@ -25,12 +25,12 @@ from partwise.tasks import PAPER, Task, load_task
 
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
 AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
-EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, where training has none
+EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, if training has no reconstruction
 CENTRAL_GRID = {"update.rate": (0.3, 1.0, 3.0)}
 CENTRAL = {"algorithm": "central"}
 AUTHORS = {
     "server.rate": 1.0
-}  # where no other is searched; the preset has a smaller one, which never diverges
+}  # if no other rate is searched; the preset has a smaller one, which never diverges
 
 
 class TableRow(NamedTuple):
@@ -65,8 +65,8 @@ ROWS = (
     TableRow("FedRecon (Adagrad)", 0.883, 44.1, "movielens", {"server.optimizer": "adagrad"}, RECON_GRID),
 )
 
-# The best that partwise's own options give, chosen on the validation users: a smaller model with biases, users
-# solved in closed form towards a learned default, all of a client's examples used twice, a falling server rate.
+# The best result of partwise's own options, chosen on the validation users: a smaller model with biases, users
+# solved in closed form towards a learned default, all of a client's examples used twice, a decreasing server rate.
 OURS = TableRow(
     "partwise's own options",
     None,
@@ -90,7 +90,7 @@ OURS = TableRow(
 
 
 class RowResult(NamedTuple):
-    """A row done: the rates that were chosen, and the test metrics of every seed."""
+    """The result of a row: the chosen rates, and the test metrics of every seed."""
 
     row: TableRow
     chosen: Mapping[str, float]
@@ -100,16 +100,16 @@ class RowResult(NamedTuple):
 
 
 class MovieLensRuns:
-    """Tasks loaded once, rows run on them."""
+    """Loads each task once and runs rows on it."""
 
     def __init__(self, data: str | None, seeds: Sequence[int], quick: bool, progress: OnStatus):
         self.data, self.seeds, self.quick, self.progress = data, list(seeds), quick, progress
-        self.number, self.of = 0, 0  # the row that is being done, of so many
+        self.number, self.of = 0, 0  # the current row, and the number of rows
         self._tasks: dict[tuple, Task] = {}
         self._trained: dict[tuple, list[Trial]] = {}
 
     def show(self, name: str) -> OnStatus:
-        """OnStatus of the next row, with its number."""
+        """The `OnStatus` of the next row, with its number."""
         self.number += 1
         part = f"row {self.number} of {self.of}: {name}"
         return lambda status: self.progress(status._replace(part=part))
@@ -128,7 +128,7 @@ class MovieLensRuns:
         return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
 
     def train(self, row: TableRow) -> RowResult:
-        """Search the grid, run the best again with every seed, look at the test clients."""
+        """Search the grid, run the best rates again with every seed, and evaluate the test clients."""
         began, show = time.perf_counter(), self.show(row.name)
         task, config = self.prepared(row)
         grid = grid_of({key: values[:1] if self.quick else values for key, values in row.grid.items()})
@@ -153,7 +153,7 @@ class MovieLensRuns:
         return RowResult(row, best.changes, judged, tests, time.perf_counter() - began)
 
     def _judge(self, task: Task, config: Config, trials: list[Trial], variant: Mapping[str, float]) -> list:
-        """Validation metrics of trained trials under an evaluation of its own."""
+        """Validation metrics of trained trials with a different evaluation."""
         evaluate = make_evaluator(prepare(task, config), config, task.validation)
         named = lambda trial: {RATES[key]: value for key, value in {**trial.changes, **variant}.items()}
         return [evaluate(trial.params, named(trial)) for trial in trials]
@@ -161,7 +161,7 @@ class MovieLensRuns:
     def _sweep(
         self, row: TableRow, task: Task, config: Config, grid: list, seeds: Sequence[int], show: OnStatus
     ) -> list[Trial]:
-        """Train, or take what was trained before for another way of evaluation."""
+        """Train, or reuse what was trained before for another way of evaluation."""
         key = (row.task, str(row.changes), str(grid), tuple(seeds))
         if key not in self._trained:
             self._trained[key] = sweep(task, config, grid, seeds, show)
@@ -206,7 +206,7 @@ STEPS = {"reconstruct.max_steps": (0, 1, 2, 5, 10), "update.max_steps": (1, 2, 5
 def figure3(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Accuracy relative to the base for other numbers of reconstruction and update steps (base: 50 of each)."""
+    """Accuracy relative to the base, for other numbers of reconstruction and update steps (base: 50 of each)."""
     runs = MovieLensRuns(data, seeds, quick, progress)
     base_row = next(row for row in ROWS if row.name == "FedRecon")
     steps_of = {key: values[-1:] if quick else values for key, values in STEPS.items()}
@@ -236,7 +236,8 @@ def figure3(
 
 
 def draw_steps(path: Path, rows: list[dict[str, Any]], label: str, quick: bool) -> None:
-    """Two panels by numbers of steps: of reconstruction (rows `k_r = number`), of the update (`k_u = number`)."""
+    """Two panels by number of steps: of reconstruction (rows `k_r = number`) and of the update (`k_u =
+    number`)."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, letter, words in zip(
         figure.subplots(1, 2, sharey=True), "ru", ("reconstruction", "update"), strict=True

@@ -1,10 +1,10 @@
-"""What Tables 2 and 4 and the language figures of Federated Reconstruction compare, trained and judged.
+"""Trains and evaluates what Tables 2 and 4 and the language figures of Federated Reconstruction compare.
 
-A *training* is learned once with every seed, on the same clients in the same rounds as all others; the rows of the
-tables are ways to judge it on unseen clients. Rates of training are searched at the smallest vocabulary for every
-way to train in the tables, rates of tuning before evaluation for every row; both by the validation clients.
-
-On a GPU the model is the paper's, on a CPU one that trains in minutes.
+A *training* is learned once with every seed, on the same clients in the same rounds as all others. The rows
+of the tables are ways to evaluate it on unseen clients. Rates of training are searched at the smallest
+vocabulary, for every way of training in the tables. Rates of tuning before evaluation are searched for every
+row. Both use the validation clients. On a GPU the model is the paper's; on a CPU it is one that trains in
+minutes.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TUNING_ROUNDS = 100
 LOCAL_RATES = {"reconstruct.rate": (0.1, 0.3, 1.0)}
 FINE_RATES = {"fine_tune.rate": (0.03, 0.1, 0.3)}
 FINE_STEPS = {"fine_tune.max_steps": 100}
-POINTS = 10  # looks at the validation clients on the way
+POINTS = 10  # evaluations of the validation clients during training
 COMMON = {"cohort.size": 20, "rounds": 300, "evaluation_split.kind": "halves"}
-SENTENCES = 64  # of a client, at most: few have more, and all lanes wait for them
+SENTENCES = 64  # the most sentences of a client; few clients have more, and all lanes would wait for them
 NARROW = {"embedding": 32, "units": 64}  # on a CPU
 WIDE = {"precision": "bfloat16"}
 QUICK = {
@@ -50,18 +50,19 @@ QUICK_VOCABULARIES, QUICK_BUCKETS = (30, 60), 5
 
 
 class JudgedRow(NamedTuple):
-    """A way to judge a training: changes of the configuration, the rates that are searched for it, and the paper's
-    accuracy by vocabulary."""
+    """A way to evaluate a training: changes of the configuration, the rates that are searched for it, and the
+    paper's accuracy by vocabulary."""
 
     name: str
     changes: Mapping[str, Any] = {}
     grid: Mapping[str, Sequence[float]] = {}
     paper: Sequence[float | None] = (None, None, None)
-    curve: bool = False  # whether it is looked at on the way (Figure 2)
+    curve: bool = False  # whether it is evaluated during training (Figure 2)
 
 
 class Training(NamedTuple):
-    """What is learned: an algorithm, a number of buckets (0: the many), changes of the configuration."""
+    """What is learned: an algorithm, a number of buckets (0 means the large number), and changes of the
+    configuration."""
 
     name: str
     algorithm: str
@@ -71,7 +72,7 @@ class Training(NamedTuple):
 
     @property
     def sends_all(self) -> bool:
-        """Whether embeddings of buckets travel too."""
+        """Whether embeddings of buckets are sent too."""
         return self.algorithm != "fed_recon"
 
 
@@ -130,7 +131,7 @@ TRAININGS = (
 
 
 class Learned(NamedTuple):
-    """A training done with every seed."""
+    """The result of a training with every seed."""
 
     tests: Mapping[str, Sequence[Mapping[str, Any]]]  # row -> metrics of every seed
     chosen: Mapping[str, Mapping[str, float]]  # row -> rates of its evaluation
@@ -142,16 +143,16 @@ class Learned(NamedTuple):
     seconds: float
 
     def percent(self, row: str, metric: str = METRIC) -> np.ndarray:
-        """[seeds]."""
+        """The metric of a row in percent, [seeds]."""
         return 100 * np.array([test[metric] for test in self.tests[row]])
 
     def sent(self, everything: bool) -> int:
-        """Parameters that go down and up per client and round."""
+        """The number of parameters that are sent down and up, per client and round."""
         return 2 * (self.sizes["others"] + (self.sizes["local"] if everything else 0))
 
 
 class Desk:
-    """Tasks loaded once, trainings done on them; what is done is kept under `out`."""
+    """Loads each task once and does trainings on it. Finished trainings are kept under `out`."""
 
     def __init__(self, data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus):
         self.data, self.out, self.seeds, self.quick, self.progress = data, out, list(seeds), quick, progress
@@ -160,7 +161,7 @@ class Desk:
         self._tasks: dict[tuple[int, int], Task] = {}
 
     def task(self, vocabulary: int, buckets: int) -> Task:
-        """The task with so many words and buckets."""
+        """The task with this many words and buckets."""
         key = (vocabulary, buckets or self.many)
         if key not in self._tasks:
             narrow = jax.default_backend() == "cpu"
@@ -172,15 +173,15 @@ class Desk:
         return self._tasks[key]
 
     def config(self, task: Task, training: Training) -> Config:
-        """Of a training, before its rates are searched."""
+        """The configuration of a training, before its rates are searched."""
         lanes = {"simulation.lanes": 1 if jax.default_backend() == "cpu" else 20}
         given = settings_for(task.defaults, training.algorithm) | COMMON | lanes | dict(training.changes)
         return configuration(TASK, given | (QUICK if self.quick else {}))
 
     def rates(self, training: Training) -> dict[str, float]:
-        """Searched once for every way to train in the table, at the smallest vocabulary with many buckets; other
-        trainings have those of FedRecon. Reconstruction has the rate of the update (the paper's heuristic,
-        appendix C.2)."""
+        """The rates of a training. They are searched once for every way of training in the table, at the
+        smallest vocabulary with many buckets. Other trainings use the rates of FedRecon. Reconstruction has
+        the same rate as the update (the paper's heuristic, appendix C.2)."""
         same = lambda other: (
             other.buckets == 0 and other.algorithm == training.algorithm and other.changes == training.changes
         )
@@ -195,7 +196,7 @@ class Desk:
         return {**rates, "reconstruct.rate": rates["update.rate"]}
 
     def learn(self, training: Training, vocabulary: int) -> Learned:
-        """Train with every seed, judge by every row."""
+        """Train with every seed and evaluate with every row."""
         rates = self.rates(training)
         task = self.task(vocabulary, training.buckets)
         config = self.config(task, training).changed(rates)
@@ -247,7 +248,7 @@ class Desk:
 
 
 def _said(task: Task, config: Config) -> tuple[Any, ...]:
-    """All that a training depends on: what differs from the defaults."""
+    """Everything that a training depends on: the task, and what differs from the defaults."""
     usual = Config().flat()
     given = {key: value for key, value in config.flat().items() if usual.get(key) != value}
     return task, sorted(given.items())
@@ -272,7 +273,7 @@ def _best_rates(
 
 
 def _coverage(task: Task) -> float:
-    """Of the words of training sentences, those that are in the vocabulary."""
+    """The share of the words of training sentences that are in the vocabulary."""
     word, words = task.train.columns["word"], task.options["num_words"]
     known = int(((word >= 0) & (word < words)).sum())
     return known / max(known + int((task.train.columns["bucket"] >= 0).sum()), 1)

@@ -30,8 +30,8 @@ from partwise.runs.train import OnStatus
 def table2(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Tables 2 and 4: every row at every vocabulary, by the paper's accuracy; the other ways to count are in the
-    JSON."""
+    """Tables 2 and 4: every row at every vocabulary, with the paper's accuracy. The other accuracies are in
+    the JSON."""
     desk = Desk(data, out, seeds, quick, progress)
     rows = [
         _row(desk, training, row, number)
@@ -92,7 +92,7 @@ def _draw_table(
 def figure2(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Accuracy of the validation clients against all parameters that travelled, at every vocabulary."""
+    """Accuracy of the validation clients against all parameters that were sent, at every vocabulary."""
     desk = Desk(data, out, seeds, quick, progress)
     rows, figure = [], Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, len(desk.vocabularies))
@@ -104,7 +104,7 @@ def figure2(
             for place, (name, curve) in enumerate(done.curves.items()):
                 style = (
                     {"linewidth": 1.2} if place else {"linewidth": 3.5, "alpha": 0.4}
-                )  # one may hide another
+                )  # one line may hide another
                 axes.plot(sent, 100 * np.array(curve), label=name, **style)
                 rows.append(
                     _point(f"{vocabulary:,} words: {name}", "accuracy %", 100 * curve[-1], sent, curve)
@@ -116,15 +116,15 @@ def figure2(
 
 
 def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """A line of one seed, told by where it ends."""
+    """A row for a curve of one seed. Its value is the end of the curve."""
     return _line(row, metric, np.array([value])) | {"x": list(x), "y": list(y)}
 
 
 def figure3(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Figure 3, its language half: accuracy relative to the base, at the smallest vocabulary, for other numbers of
-    reconstruction and update steps (in training and evaluation)."""
+    """Figure 3, the language half: accuracy relative to the base, at the smallest vocabulary, for other
+    numbers of reconstruction and update steps (in training and evaluation)."""
     desk = Desk(data, out, seeds, quick, progress)
     vocabulary = desk.vocabularies[0]
     base = desk.learn(RECON, vocabulary).percent(RECON.rows[0].name)
@@ -140,7 +140,7 @@ def figure3(
 
 
 def _line(row: str, metric: str, values: np.ndarray) -> dict[str, Any]:
-    """Of several seeds, where the paper has a picture only."""
+    """A row for several seeds, without a number from the paper, which has only a picture."""
     return {
         "row": row,
         "metric": metric,

@@ -1,6 +1,6 @@
-"""Figures 2 to 7 and Tables 2 and 3 of Federated Select, on the data at hand.
+"""Figures 2 to 7 and Tables 2 and 3 of Federated Select, on the available data.
 
-Rates are tuned without selection; every variant is trained with the same clients in the same rounds.
+Rates are tuned without selection. Every variant is trained with the same clients in the same rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Study(NamedTuple):
     options: Mapping[str, Any]
     metric: str
     changes: Mapping[str, Any]
-    unselected: Mapping[str, str]  # the choice of keys that is no selection
+    unselected: Mapping[str, str]  # the choice of keys without selection
     grid: Mapping[str, Sequence[float]]
     tuning_rounds: int
 
@@ -67,12 +67,12 @@ WORDS = Study(
     {"update.rate": FEWER, "server.rate": (1e-3, 1e-2, 1e-1)},
     40,
 )
-# A quick check: few rounds of few clients with few examples, one set of rates, smaller models where there are some.
+# A quick check: few rounds, few clients with few examples, one set of rates, and smaller models if possible.
 QUICK = {
     "rounds": 2,
     "cohort.size": 2,
     "update.max_steps": 1,
-    "simulation.lanes": 1,  # one program, none to measure
+    "simulation.lanes": 1,  # one program, without a measurement
     "simulation.evaluate_every": 1,
 }
 QUICK_CLIENTS, QUICK_EXAMPLES = {"train": 40, "validation": 4, "test": 4}, 10
@@ -105,7 +105,7 @@ class Setup:
         self.tried: list[dict[str, Any]] = []
 
     def tune(self) -> dict[str, float]:
-        """Without selection, on one trial."""
+        """Tune the rates without selection, with one trial."""
         grid = {
             key: (np.median(values).item(),) if self.quick else values
             for key, values in self.study.grid.items()
@@ -123,12 +123,12 @@ class Setup:
         return self.rates
 
     def compare(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trials]:
-        """All variants with the tuned rates."""
+        """Train all variants with the tuned rates."""
         config = self.config.changed(self.rates)
         return compare(self.task, config, variants, seeds, self.study.metric, self.progress, self.out)
 
     def rows(self, trials: Sequence[Trials]) -> list[dict[str, Any]]:
-        """For the table."""
+        """The rows of the table."""
         return [each.row(f"{self.study.metric} %") for each in trials]
 
     def num_keys(self, space: str) -> int:
@@ -136,7 +136,7 @@ class Setup:
         return self.task.personal.partition.num_keys(space)
 
     def told(self) -> dict[str, Any]:
-        """For the JSON: rates, the grid that was searched, and the data."""
+        """Values for the JSON: rates, the grid that was searched, and the data."""
         sizes = {part: getattr(self.task, part).num_clients for part in ("train", "validation", "test")}
         loaded = {"task": self.task.name, "data": self.task.loaded.get("path")}
         return {"rates": self.rates, "grid": self.tried, "clients": sizes, **loaded}
@@ -153,7 +153,8 @@ def _vocabularies(quick: bool) -> tuple[int, ...]:
 def _tag_setups(
     data: str | None, out: Path, quick: bool, progress: OnStatus, sizes: Sequence[int]
 ) -> dict[int, Setup]:
-    """The task at several numbers n of words (fewer where the data has fewer), with rates tuned at the middle."""
+    """The task at several numbers n of words (fewer if the data has fewer). The rates are tuned at the middle
+    n."""
     setups: dict[int, Setup] = {}
     for n in sizes:
         setup = Setup(TAGS, data, out, quick, progress, num_words=n)
@@ -168,7 +169,8 @@ def _tag_setups(
 def _tag_grid(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> tuple[dict[str, list[Trials]], dict[str, Any]]:
-    """Trained for n words on the server and m keys a client: the trials by n, and what is told of them."""
+    """Train for n words on the server and m keys per client. Returns the trials by n, and the results for the
+    JSON."""
     setups = _tag_setups(data, out, quick, progress, _vocabularies(quick))
     panels, rows = {}, []
     for n, setup in setups.items():
@@ -183,7 +185,7 @@ def _tag_grid(
 def figure2(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Recall by round for numbers m of keys a client, at each number n of words on the server."""
+    """Recall by round for numbers m of keys per client, at each number n of words on the server."""
     panels, result = _tag_grid(data, out, seeds, quick, progress)
     draw_curves(out / f"{FIGURE2}.png", panels, "recall@5 %, validation clients", quick)
     return result
@@ -192,8 +194,8 @@ def figure2(
 def figure3(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Recall at the end against the size of a client's model: at each m, over n. It is the training of Figure 2;
-    where `out` holds that, with the same data and trials, nothing is trained."""
+    """Recall at the end against the size of a client's model: at each m, over n. The trainings are those of
+    Figure 2. If `out` has them, with the same data and trials, nothing is trained."""
     result = (
         _earlier(out / f"{FIGURE2}.json", data, seeds, quick)
         or _tag_grid(data, out, seeds, quick, progress)[1]
@@ -206,7 +208,7 @@ def figure3(
 
 
 def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) -> dict[str, Any] | None:
-    """What another reproduction told, if it was of the same data, trials and kind."""
+    """The result of another reproduction, if it has the same data, trials and kind; otherwise None."""
     try:
         told = json.loads(file.read_text())
         same = (told["quick"], told["data"]) == (quick, data)
@@ -218,8 +220,8 @@ def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) ->
 def figure4(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Ways to choose m keys: the most used, random own ones, random ones of the 2m most used."""
-    m = 20 if quick else 100  # of the few words that clients here have; the paper's is 1,000
+    """Ways to choose m keys: the most used, random own keys, random keys of the 2m most used."""
+    m = 20 if quick else 100  # clients of this data have few words; the paper has 1,000
     panels, rows, setup = {}, [], None
     vocabularies = _vocabularies(quick)[-1:] if quick else _vocabularies(quick)
     for n, setup in _tag_setups(data, out, quick, progress, vocabularies).items():
@@ -239,7 +241,7 @@ TWO_LAYERS_PAPER = {10: 14.17, 50: 50.61, 100: 63.97, 200: 74.93}
 
 
 def _random_keys(study: Study, paper: Mapping[int, float], name: str) -> Callable[..., dict[str, Any]]:
-    """Tables 2 and 3, with Figure 5: m random filters or units of a client."""
+    """Tables 2 and 3, with Figure 5: m random filters or units per client."""
 
     def reproduction(
         data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
@@ -298,7 +300,7 @@ def figure7(
         "mixed": lambda a: {**of_words(a), **of_units(a)},
     }
     if quick:
-        del kinds["structured"], kinds["random"]  # each is a program of its own, and mixed is of both
+        del kinds["structured"], kinds["random"]  # each needs its own program, and mixed covers both
     alphas = (0.1,) if quick else (0.5, 0.25, 0.1, 0.05)
     variants = [Variant("alpha = 1", WORDS.unselected)]
     variants += [Variant(f"{kind}, alpha = {a}", choose(a)) for kind, choose in kinds.items() for a in alphas]

@@ -1,8 +1,10 @@
-"""Federated Submodel Averaging's Tables 2 and 3, Figures 3 and 4: rounds to a target, by algorithm and by cohort.
+"""Federated Submodel Averaging's Tables 2 and 3, Figures 3 and 4: rounds to a target, by algorithm and by
+cohort.
 
-Every algorithm is tuned with the same number of settings, each on one trial of all rounds: the one that reaches the
-target first is taken, or if none does, the one that comes nearest. A target is the paper's where the data is the
-paper's, else the best that CentralSGD reaches (the paper's own rule, section 5.2).
+Every algorithm is tuned with the same number of settings, each with one trial of all rounds. The setting that
+reaches the target first is taken. If none does, the setting that comes nearest is taken. A target is the
+paper's if the data is the paper's, otherwise the best that CentralSGD reaches (the paper's own rule, section
+5.2).
 """
 
 from __future__ import annotations
@@ -39,11 +41,14 @@ ALGORITHMS = {
 class PaperTask(NamedTuple):
     """One task of the paper.
 
-    metric:  what is looked at, and of which part (and by which part rates are chosen, if not by that one)
+    metric:  the metric
+    part:    the part of the data on which it is evaluated
+    tuned:   the part of the data by which rates are chosen
     targets: of the metric; None: the best of CentralSGD
-    paper:   rounds to the target by algorithm (none: not reached, or other data)
-    cohorts: the same of FedSubAvg by the number of clients in a round
-    rates:   the clients' rates that are tried; as many pairs of clients' and server's for Adam
+    paper:   rounds to the target by algorithm (missing: not reached, or other data)
+    cohorts: rounds to the target of FedSubAvg, by the number of clients in a round
+    rates:   the clients' rates that are tried
+    adam:    for Adam, the same number of pairs of clients' and server's rates
     """
 
     name: str
@@ -61,25 +66,25 @@ class PaperTask(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """Whether more is better."""
+        """Whether larger values are better."""
         return self.metric != "loss"
 
     @property
     def word(self) -> str:
-        """The metric, for people."""
+        """The metric in words."""
         return f"{self.part} {self.metric.replace('auc', 'AUC')}"
 
     @property
     def worst(self) -> float:
-        """Of a run that has diverged."""
+        """The value for a run that has diverged."""
         return 0.0 if self.rises else 1e9
 
     def best(self, curve: Sequence[float]) -> float:
-        """The best value on the way."""
+        """The best value during training."""
         return max(curve) if self.rises else min(curve)
 
     def first(self, rounds: Sequence[int], curve: Sequence[float], target: float) -> float:
-        """The first round whose value is at the target or past it; infinite: there is none."""
+        """The first round whose value is at the target or better; infinite if there is none."""
         good = [value >= target if self.rises else value <= target for value in curve]
         return float(rounds[good.index(True)]) if any(good) else float("inf")
 
@@ -133,7 +138,7 @@ CASES = (
         every=5,
         rates=(0.03, 0.1, 0.3),
         adam=((0.03, 0.01), (0.1, 0.003), (0.1, 0.01)),
-        scaffold="server",  # as in the paper: the model is too large for control variates of clients
+        scaffold="server",  # as in the paper: the model is too large for control variates on clients
     ),
 )
 ROUNDS = 200
@@ -142,7 +147,7 @@ QUICK_ROUNDS, QUICK_CLIENTS, QUICK_EXAMPLES = 4, 24, 12
 
 
 class Curves(NamedTuple):
-    """What became of one algorithm on one task: its metric by round and trial, and what was tuned."""
+    """The result of one algorithm on one task: its metric by round and trial, and what was tuned."""
 
     rounds: list[int]
     values: list[list[float]]  # [trials][evaluations]
@@ -169,7 +174,7 @@ class Comparison:
             )
 
     def train(self, algorithm: str, seeds: Sequence[int], **changes: Any) -> Curves:
-        """Tune on the first seed; then every seed with the rates that were chosen."""
+        """Tune on the first seed. Then train every seed with the chosen rates."""
         config = self._config(algorithm, changes)
         trial = TrainedCurve(self, config)
         what = [config.to_toml(), self.task, self.rounds]
@@ -198,7 +203,8 @@ class Comparison:
         return config.changed(self._pooled(config)) if algorithm == "central" else config
 
     def _pooled(self, config: Config) -> dict[str, Any]:
-        """CentralSGD: the batches of a cohort as one, for as many steps as a client takes on average."""
+        """CentralSGD: the batches of a cohort together as one batch, for as many steps as a client takes on
+        average."""
         store, size = self.task.train, config.update.batch_size
         steps = max(round(store.num_examples / store.num_clients / size), 1)
         return {"update.batch_size": size * config.cohort.size, "update.max_steps": steps}
@@ -211,12 +217,12 @@ class Comparison:
         return grid[len(grid) // 2 :][:1] if self.quick else grid
 
     def _rank(self, curve: Sequence[float]) -> tuple[float, float]:
-        """Less is better: rounds to the target, then how good it gets."""
+        """A rank, lower is better: rounds to the target, then the best value."""
         reached = float("inf") if self.target is None else self.case.first(self.rounds, curve, self.target)
         return reached, -self.case.best(curve) if self.case.rises else self.case.best(curve)
 
     def set_target(self, target: float | None, seeds: Sequence[int]) -> None:
-        """What is to be reached; None: the best of CentralSGD, on average over the trials."""
+        """Set the target. None means the best of CentralSGD, as a mean over the trials."""
         self.target = target
         if target is None:
             self.progress = _named(self.progress, f"{self.case.name}, CentralSGD")
@@ -224,7 +230,8 @@ class Comparison:
             self.target = float(np.mean([self.case.best(curve) for curve in central.values]))
 
     def row(self, line: Line, curves: Curves) -> dict[str, Any]:
-        """Rounds to the target, and the best on the way. Where a trial does not reach it, there is no mean."""
+        """Rounds to the target, and the best value during training. If a trial does not reach the target,
+        there is no mean."""
         target = self.target or 0.0
         first = [self.case.first(curves.rounds, curve, target) for curve in curves.values]
         reached = bool(np.isfinite(first).all())
@@ -242,14 +249,15 @@ class Comparison:
 
 
 class TrainedCurve:
-    """One algorithm on one task, compiled when it is first run: (seed, rates, part) -> the metric of that part."""
+    """One algorithm on one task, compiled when it is first run: (seed, rates, part) -> the metric of that
+    part."""
 
     def __init__(self, comparison: Comparison, config: Config):
         self.comparison, self.config = comparison, config
         self._made: tuple[Backend, Evaluator, Any] | None = None
 
     def __call__(self, seed: int, rates: Mapping[str, float], part: str) -> dict[str, Any]:
-        """The curve (past where it diverges: the worst there is), and the median time of a round."""
+        """The curve, with the worst value after a divergence, and the median time of a round."""
         simulation, evaluate, columns = self._made = self._made or self._make()
         look = evaluate.of(getattr(self.comparison.task, part).select(columns))
         simulation.restart(seed, {RATES[key]: value for key, value in rates.items()})
@@ -333,7 +341,7 @@ def _named(progress: OnStatus, part: str) -> OnStatus:
 
 
 def draw(path: Path, panels: Mapping[str, tuple[Mapping[str, Curves], float]], quick: bool) -> None:
-    """Mean over trials by round, a panel for each task; the target is dashed."""
+    """Mean over trials by round, with a panel for each task. The target is a dashed line."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels)))
     for axes, (title, (lines, target)) in zip(all_axes, panels.items(), strict=True):

@@ -1,4 +1,4 @@
-"""Tables and figures of papers, by name: the paper's figures beside ours, as JSON, picture and table."""
+"""Tables and figures of papers, by name: the paper's numbers beside ours, as JSON, picture and table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reproduction(NamedTuple):
 
     summary: str
     function: Callable[..., dict[str, Any]]
-    seeds: int = 3  # as many trials as the paper
+    seeds: int = 3  # as many trials as in the paper
 
 
 REPRODUCTIONS: dict[str, Reproduction] = {
@@ -92,9 +92,11 @@ def reproduce(
     quick: bool = False,
     progress: OnStatus = silent,
 ) -> dict[str, Any]:
-    """Do it, and write NAME.json and pictures under `out`. `quick` shows that it works, not what it gives.
+    """Run a reproduction, and write NAME.json and pictures under `out`.
 
-    What was finished when it was killed is under `out`/parts, and is not done again the next time."""
+    `quick` shows that it works; its numbers are not the result. If a reproduction is killed, its finished
+    parts are under `out`/parts. They are not computed again the next time.
+    """
     if name not in REPRODUCTIONS:
         raise unknown("reproduction", name, REPRODUCTIONS)
     if seeds is None:
@@ -133,7 +135,7 @@ def _reproduce(
 
 
 def _full_result(file: Path) -> bool:
-    """Whether a full reproduction was written there before."""
+    """Whether the file has a full reproduction."""
     try:
         return not json.loads(file.read_text()).get("quick", False)
     except (OSError, ValueError, AttributeError):
@@ -141,14 +143,14 @@ def _full_result(file: Path) -> bool:
 
 
 def _ours(row: Mapping[str, Any]) -> tuple[str, str]:
-    """The mean and its spread; of something that was not reached, beyond what it is."""
+    """The mean and its spread. For something that was not reached, the limit that it exceeds."""
     if row["ours"] is None:
         return f"> {row['beyond']}", ""
     return f"{row['ours']:.4f}", f"± {row['spread']:.4f}"
 
 
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
-    """Paper beside ours."""
+    """Print the table with the paper's numbers beside ours."""
     title = f"{result['name']}: {QUICK}" if result["quick"] else result["name"]
     table = Table("row", "metric", "paper", "ours", "spread", title=title)
     for row in result["rows"]:

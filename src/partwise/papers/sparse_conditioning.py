@@ -1,8 +1,9 @@
 """Condition numbers of a logistic regression on tens of thousands of one-hot features (FedSubAvg, section 4).
 
-`conditioning` has dense matrices. Of one-hot features only those of one example meet, so H = 1/N sum H_i is sparse,
-and all of it fits: its largest and its least eigenvalue come from Lanczos iterations (the least with a sparse
-factorisation of H), and the clients' own largest ones from power iterations, of all clients side by side.
+`conditioning` has dense matrices. With one-hot features, only features of the same example interact. So H =
+1/N sum H_i is sparse, and all of it fits into memory. Its largest and its smallest eigenvalue come from
+Lanczos iterations (the smallest with a sparse factorisation of H). The clients' own largest eigenvalues come
+from power iterations, for all clients side by side.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from partwise.papers.conditioning import (
     logistic_hessians,
 )
 
-DENSE = 200  # up to so many features
-STEPS, TOLERANCE = 500, 1e-9  # of iterations, relative
+DENSE = 200  # up to this many features, matrices are dense
+STEPS, TOLERANCE = 500, 1e-9  # the most iterations, and their relative tolerance
 
 
 def logistic_conditioning(
@@ -60,11 +61,11 @@ def logistic_conditioning(
 
 
 def _extremes(matrix: Any) -> tuple[float, float]:
-    """The least and the largest eigenvalue."""
+    """The smallest and the largest eigenvalue."""
     if matrix.shape[0] <= DENSE:
         values = np.linalg.eigvalsh(matrix.toarray())
         return float(values[0]), float(values[-1])
-    start = np.random.default_rng(0).normal(size=matrix.shape[0])  # of a fixed seed, so that results repeat
+    start = np.random.default_rng(0).normal(size=matrix.shape[0])  # a fixed seed, so that results repeat
     given = {"v0": start, "tol": TOLERANCE, "return_eigenvectors": False}
     largest = eigsh(matrix, 1, which="LA", **given)
     least = eigsh(matrix.tocsc(), 1, sigma=0, which="LM", **given)
@@ -72,10 +73,10 @@ def _extremes(matrix: Any) -> tuple[float, float]:
 
 
 def _largest_of_any(each: Any, weight: np.ndarray, holder: np.ndarray, num_clients: int) -> float:
-    """The largest eigenvalue of any client's X' diag(weight) X; the columns of `each` are of one client each."""
+    """The largest eigenvalue of any client's X' diag(weight) X. Each column of `each` belongs to one client."""
     over = lambda values: np.bincount(holder, values, num_clients)
     back, largest = each.T.tocsr(), np.zeros(num_clients)
-    vector = np.ones(each.shape[1])  # nothing is negative, so neither is the vector that is sought
+    vector = np.ones(each.shape[1])  # no entry is negative, so the eigenvector has no negative entries either
     for _ in range(STEPS):
         before, vector = largest, vector / np.sqrt(over(vector**2))[holder]
         after = back @ (weight * (each @ vector))

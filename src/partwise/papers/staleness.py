@@ -1,10 +1,12 @@
-"""What clients keep goes stale at low participation; what they rebuild does not (FedRecon, section 4, appendix A).
+"""What clients keep goes stale at low participation; what they rebuild does not (FedRecon, section 4,
+appendix A).
 
-Seen users of MovieLens, a fixed number of rounds, from few to many users in a round. FedPer and FedRep judge a user
-with the vector that it kept from the last round it took part in; with FedRecon it rebuilds one from its training
-ratings. It can do that with FedPer's item vectors too: what then is left of the difference is not staleness.
-LG-FedAvg is FedPer here, for the model has two parts and no layers. The rate of the update is chosen for every
-training and number of users by the validation ratings, with the first seed.
+The data are seen users of MovieLens, with a fixed number of rounds, and with few to many users in a round.
+With FedPer and FedRep, a user is evaluated with the vector that it kept from its last round. With FedRecon,
+it rebuilds one from its training ratings. It can also do this with FedPer's item vectors. The difference that
+then remains is not staleness. LG-FedAvg is the same as FedPer here, because the model has two parts and no
+layers. The rate of the update is chosen for every training and number of users by the validation ratings,
+with the first seed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from partwise.tasks import PAPER, Task, load_task
 from partwise.types import UserError
 
 ROUNDS, COHORTS, UPDATE_RATES = 200, (10, 50, 200, 500), (0.05, 0.1, 0.2)
-REBUILD_RATE = 0.5  # what fedrecon-table1 chooses
+REBUILD_RATE = 0.5  # the rate that fedrecon-table1 chooses
 QUICK_ROUNDS, QUICK_COHORTS, QUICK_CLIENTS = 4, (2, 6), 60
 AGES = (0, 10, 50, 100)  # rounds since a client took part: 0 to 9, 10 to 49, ...
 ALL, SOME = "rmse", "rmse, users who took part"
@@ -40,7 +42,7 @@ WARM, GREEN = "#b03a2e", "#3a7d44"
 
 
 class Method(NamedTuple):
-    """A training, and with which local part a client is then judged."""
+    """A training, and the local part with which a client is then evaluated."""
 
     name: str
     algorithm: str
@@ -54,19 +56,19 @@ METHODS = (
     Method("FedPer, then rebuilt", "fed_per", True, QUIET),
     Method("FedRecon", "fed_recon", True, INK),
 )
-# Of the local part, in training; FedRep's diverges at 0.5.
+# Rates of the local part in training; FedRep diverges at 0.5.
 LOCAL_RATES = {"fed_per": {}, "fed_rep": {"reconstruct": 0.1}, "fed_recon": {"reconstruct": REBUILD_RATE}}
 
 
 class Judged(NamedTuple):
-    """Squared errors of every client with the trained items, and with which local part."""
+    """Squared errors of every client with the trained items, and the ages of what clients kept."""
 
     errors: Sums  # [clients]
     ages: np.ndarray  # [clients] rounds since a client took part; -1: never
 
 
 class StalenessRuns:
-    """The task, and programs that are made once: to train, to rebuild, to judge."""
+    """The task, and programs to train, to rebuild and to evaluate. Each program is made once."""
 
     def __init__(self, data: str | None, quick: bool, progress: OnStatus):
         self.task = load_task("movielens-seen", data, preset=PAPER)
@@ -86,7 +88,7 @@ class StalenessRuns:
         )
 
     def train(self, algorithm: str, cohort: int, rate: float, seed: int) -> Simulation:
-        """All rounds; FedRecon as it trains for unseen clients, for it is all the same to it."""
+        """Run all rounds. FedRecon trains as for unseen clients, because this makes no difference for it."""
         task = self.task._replace(seen=False) if algorithm == "fed_recon" else self.task
         simulation = self._simulation((algorithm, cohort), task, self.config(algorithm, cohort))
         simulation.restart(seed, LOCAL_RATES[algorithm] | {"update": rate})
@@ -96,8 +98,8 @@ class StalenessRuns:
         return simulation
 
     def rebuild(self, params: Mapping[str, Any], seed: int) -> KeptOf:
-        """Every client's local part, from its training examples and these parameters alone: a round of FedRep
-        in which all take part for the first time and train nothing else."""
+        """Every client's local part, from its training examples and these parameters alone. This is a round
+        of FedRep in which all clients take part for the first time and train nothing else."""
         config = self.config("fed_rep", self.everyone, **{"update.max_steps": 0})
         simulation = self._simulation(("rebuild", self.everyone), self.task, config)
         simulation.restart(seed, {"reconstruct": REBUILD_RATE})
@@ -107,7 +109,7 @@ class StalenessRuns:
         return simulation.kept_of
 
     def errors(self, split: str, params: Mapping[str, Any], kept: KeptOf) -> Sums:
-        """Of every client on its held-out examples."""
+        """The squared errors of every client on its held-out examples."""
         if split not in self._evaluators:
             config = self.config("fed_rep", self.everyone)
             prepared = prepare(self.task, config)
@@ -115,7 +117,8 @@ class StalenessRuns:
         return self._evaluators[split].sums(params, kept=kept)["rmse"]
 
     def judge(self, method: Method, simulation: Simulation, split: str) -> Judged:
-        """A trained method's clients. Parameters are copied, for the next run takes the place of this one."""
+        """Evaluate the clients of a trained method. Parameters are copied, because the next run replaces
+        them."""
         params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
         kept = self.rebuild(params, simulation.seed) if method.rebuilt else simulation.kept_of
         return Judged(self.errors(split, params, kept), last_seen(simulation))
@@ -149,7 +152,7 @@ def _first_clients(task: Task, most: int) -> Task:
 
 
 def last_seen(simulation: Simulation) -> np.ndarray:
-    """Rounds since each client took part (0: in the last one); -1: never."""
+    """Rounds since each client took part (0: in the last one); -1 if it never did."""
     counts, ages = simulation.store.counts, np.full(simulation.store.num_clients, -1)
     for t in range(simulation.round):
         ages[recruit(simulation.recruiting, counts, simulation.seed, t).clients] = simulation.round - 1 - t
@@ -157,13 +160,13 @@ def last_seen(simulation: Simulation) -> np.ndarray:
 
 
 def rmse(errors: Sums, chosen: np.ndarray | None = None) -> float:
-    """Over all held-out examples of the chosen clients; NaN where there are none."""
+    """The RMSE over all held-out examples of the chosen clients; NaN if there are none."""
     value, weight = (part if chosen is None else part[chosen] for part in errors)
     return float(np.sqrt(value.sum() / weight.sum())) if weight.sum() else float("nan")
 
 
 def by_age(judged: Judged) -> dict[str, float]:
-    """RMSE of the clients that took part so many rounds ago."""
+    """The RMSE of clients by the number of rounds since they took part."""
     groups = {"never": judged.ages < 0}
     for first, after in zip(AGES, (*AGES[1:], np.inf), strict=True):
         word = f"{first} to {after - 1}" if after < np.inf else f"{first} or more"
@@ -174,8 +177,8 @@ def by_age(judged: Judged) -> dict[str, float]:
 def staleness(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """RMSE on held-out ratings by clients in a round, of all users and of those who took part, and by how many
-    rounds ago they did."""
+    """RMSE on held-out ratings by the number of clients in a round: of all users, of the users who took part,
+    and by the number of rounds since then."""
     runs, rows = StalenessRuns(data, quick, progress), []
     about = [runs.task, runs.rounds, runs.rates, list(seeds)]
     for cohort in runs.cohorts:
@@ -185,7 +188,7 @@ def staleness(
 
 
 def _rows(runs: StalenessRuns, cohort: int, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Two rows for every method; one training serves all that are judged after it."""
+    """Two rows for every method. One training is used for all methods that are evaluated after it."""
     rows = []
     for algorithm in dict.fromkeys(method.algorithm for method in METHODS):
         methods = [method for method in METHODS if method.algorithm == algorithm]
@@ -225,7 +228,7 @@ def _told(row: str, each: Sequence[Judged], **more: Any) -> list[dict[str, Any]]
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Over the seeds in which there are such clients."""
+    """The mean over the seeds that have such clients."""
     there = [value for value in values if np.isfinite(value)]
     return float(np.mean(there)) if there else None
 
@@ -235,7 +238,8 @@ def _gap(value: float | None) -> float:
 
 
 def _draw(path: Path, rows: Sequence[Mapping[str, Any]], everyone: int, quick: bool) -> None:
-    """RMSE by clients in a round, of all and of those who took part; and by age, in the smallest cohort but one."""
+    """RMSE by clients in a round, for all users and for users who took part; and by age, for the second
+    smallest cohort."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     cohorts = sorted({row["cohort"] for row in rows})

@@ -1,6 +1,6 @@
-"""Variants of one training, compared: the same clients in the same rounds for all, several trials of each.
+"""Compares variants of one training: the same clients in the same rounds for all, several trials of each.
 
-Rates are tuned once, without what is varied, and the same for all variants (as Federated Select does).
+Rates are tuned once, without what is varied. They are the same for all variants (as in Federated Select).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
-PARTS = "parts"  # folder of what a reproduction has finished so far
+PARTS = "parts"  # the folder with the finished parts of a reproduction
 
 
 class Variant(NamedTuple):
-    """One line of a comparison: changes of the configuration, and the paper's figure if it has one."""
+    """One line of a comparison: changes of the configuration, and the paper's number if it has one."""
 
     name: str
     changes: Mapping[str, Any]
@@ -41,29 +41,29 @@ class Variant(NamedTuple):
 
 
 class Trials(NamedTuple):
-    """What became of a variant. Values are of the metric, in percent."""
+    """The result of a variant. Values are of the metric, in percent."""
 
     variant: Variant
     rounds: list[int]
     curves: np.ndarray  # [trials, evaluations] on the validation clients
     tests: np.ndarray  # [trials]
     bytes_down: float  # per client and round
-    relative_size: float  # of what a client is sent, to the server's model
+    relative_size: float  # size of what a client is sent, relative to the server's model
     seconds: float
 
     def told(self) -> dict[str, Any]:
-        """All but the variant, for JSON; `of` reads it."""
+        """Everything except the variant, for JSON. `of` reads it."""
         values = self._asdict() | {"curves": self.curves.tolist(), "tests": self.tests.tolist()}
         return {name: value for name, value in values.items() if name != "variant"}
 
     @classmethod
     def of(cls, variant: Variant, told: Mapping[str, Any]) -> Trials:
-        """What `told` says of a variant."""
+        """The trials of a variant, from what `told` returned."""
         arrays = {name: np.array(told[name], float) for name in ("curves", "tests")}
         return cls(variant, **{**told, **arrays})
 
     def row(self, metric: str) -> dict[str, Any]:
-        """As `reproduce --json` tells it."""
+        """A row as in `reproduce --json`."""
         return {
             "row": self.variant.name,
             "metric": metric,
@@ -81,8 +81,8 @@ class Trials(NamedTuple):
 
 
 def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
-    """What `make` gives, as JSON; what a reproduction had finished before it was killed is not made again. `what`
-    says which part it is: all that it depends on, a task by its data."""
+    """The result of `make`, as JSON. If a reproduction was killed, its finished parts are not made again.
+    `what` identifies the part: everything that it depends on, with a task identified by its data."""
     name = hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]
     file = folder / PARTS / f"{name}.json"
     if file.exists():
@@ -103,8 +103,9 @@ def _said(thing: Any) -> str:
 def tune(
     task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: OnStatus
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """The rates with the best metric on the validation clients after the configuration's rounds; and all that
-    were tried. One compiled program runs them all; where there is only one set of rates, nothing is trained."""
+    """The rates with the best metric on the validation clients after the configuration's rounds, and all
+    rates that were tried. One compiled program runs them all. If there is only one set of rates, nothing is
+    trained."""
     if len(grid_of(grid)) == 1:
         return grid_of(grid)[0], []
     prepared = prepare(task, config)
@@ -132,8 +133,9 @@ def run_trials(
     progress: OnStatus,
     evaluate: Evaluator,
 ) -> Trials:
-    """Train a variant with every seed, looking at the validation clients (`evaluate`) on the way and at the test
-    clients at the end. The clients of a round depend on the seed alone, so they are the same for all variants."""
+    """Train a variant with every seed. The validation clients are evaluated (`evaluate`) during training, and
+    the test clients at the end. The clients of a round depend only on the seed, so they are the same for all
+    variants."""
     began = time.perf_counter()
     config = config.changed(variant.changes)
     prepared = prepare(task, config)
@@ -170,8 +172,8 @@ def compare(
     progress: OnStatus,
     folder: Path,
 ) -> list[Trials]:
-    """All variants, one after the other. They differ in how they are trained, not in how they are judged, so one
-    program judges them all."""
+    """Run all variants, one after the other. They differ in training, not in evaluation, so one program
+    evaluates them all."""
     evaluate = make_evaluator(prepare(task, config), config, task.validation, task.test)
     done = []
     for number, variant in enumerate(variants, 1):
@@ -187,7 +189,7 @@ def compare(
 
 
 def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
-    """Mean over trials by round, with the standard deviation shaded; a panel for each group of variants."""
+    """Mean over trials by round, with the standard deviation shaded, and a panel for each group of variants."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, trials) in zip(all_axes, panels.items(), strict=True):
@@ -206,7 +208,8 @@ def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, 
 def draw_sizes(
     path: Path, groups: Mapping[str, Sequence[Mapping[str, Any]]], label: str, quick: bool = False
 ) -> None:
-    """The metric of the test clients against the size of what a client is sent; rows are `Trials.row`s."""
+    """The metric of the test clients against the size of what a client is sent. Rows are results of
+    `Trials.row`."""
     figure = Figure(figsize=(5.6, 3.8), layout="constrained")
     axes = figure.subplots()
     for title, rows in groups.items():

@@ -1,7 +1,7 @@
 """FedSubAvg's theory with numbers: Example 1 and Figure 2 (section 3), Theorems 1 and 2 (section 4).
 
-Example 1 is run by the library's own simulation, and stands beside its closed form. The theorems are computed for
-the whole logistic regression on MovieLens, at weights of 0, where training begins.
+Example 1 is run by the library's own simulation and compared with its closed form. The theorems are computed
+for the whole logistic regression on MovieLens, at weights of 0, where training starts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from partwise.tasks import PAPER, load_task
 
 NUM_CLIENTS, START, RATE, ROUNDS = 100, (4.0, 3.0), 0.05, 40  # Figure 2 has a dispersion of 100
 L2 = (0.1, 0.01, 0.001)
-CUT, QUICK_CLIENTS = 42, 60  # the first seed of the cut into training and test examples is the task's own
+CUT, QUICK_CLIENTS = 42, 60  # the seed of the first split into training and test examples is the task's
 PAPER_DISPERSION = 4331  # Table 1, MovieLens
 WARM = "#b03a2e"
 
@@ -44,9 +44,10 @@ WARM = "#b03a2e"
 def theory(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Example 1 against its closed form; the condition numbers of the task `movielens-liked` against their bounds.
+    """Example 1 against its closed form, and the condition numbers of the task `movielens-liked` against
+    their bounds.
 
-    Only the cut into training and test examples is random, so seeds are cuts.
+    Only the split into training and test examples is random. So each seed is another split.
     """
     stores = [_parameters(data, CUT + seed, quick) for seed in seeds]
     paths = {name: example1(name == "FedSubAvg", progress) for name in ("FedAvg", "FedSubAvg")}
@@ -63,7 +64,7 @@ def theory(
 
 
 def example1(corrected: bool, progress: OnStatus, rounds: int = ROUNDS) -> np.ndarray:
-    """(w_1, w_2) after every round, [rounds + 1, 2]: the first client alone holds w_1, all hold w_2."""
+    """(w_1, w_2) after every round, [rounds + 1, 2]. Only the first client holds w_1; all clients hold w_2."""
     held = np.full((NUM_CLIENTS, 2), -1)
     held[:, 1], held[0, 0] = 1, 0
     client = np.repeat(np.arange(NUM_CLIENTS), 2)
@@ -93,13 +94,13 @@ def example1(corrected: bool, progress: OnStatus, rounds: int = ROUNDS) -> np.nd
 
 
 def closed_form(name: str) -> np.ndarray:
-    """What a round multiplies w_1 and w_2 with."""
+    """The factors by which a round multiplies w_1 and w_2."""
     first = RATE / NUM_CLIENTS if name == "FedAvg" else RATE
     return np.array([1 - 2 * first, 1 - 2 * RATE])
 
 
 def _parameters(data: str | None, seed: int, quick: bool) -> tuple[ClientStore, str, int]:
-    """Every training example's parameters: its five features, and the bias, which is everybody's."""
+    """The parameters of every training example: its five features, and the bias, which all clients hold."""
     task = load_task("movielens-liked", data, preset=PAPER, seed=seed)
     some = np.arange(min(QUICK_CLIENTS, task.train.num_clients) if quick else task.train.num_clients)
     store, bias = task.train.gather(some), task.options["num_features"]
@@ -121,7 +122,7 @@ def _row(row: str, metric: str, paper: float | None, values: Sequence[float], **
 
 
 def _example_rows(paths: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """The paper's is the closed form; ours the geometric mean over the rounds."""
+    """Rows for Example 1. The paper's number is the closed form; ours is the geometric mean over the rounds."""
     rows = []
     for name, path in paths.items():
         measured = (path[-1] / path[0]) ** (1 / (len(path) - 1))
@@ -141,7 +142,7 @@ def _dispersion_rows(stores: Sequence[tuple[ClientStore, str, int]]) -> list[dic
 
 
 def _theorem_rows(found: Mapping[float, Sequence[Conditioning]]) -> list[dict[str, Any]]:
-    """The paper's is what its bound gives for this data."""
+    """Rows for the theorems. The paper's number is its bound for this data."""
     rows = []
     for l2, each in found.items():
         told = {"l2": l2, "theory": [one._asdict() for one in each]}
@@ -159,13 +160,14 @@ def _theorem_rows(found: Mapping[float, Sequence[Conditioning]]) -> list[dict[st
 def _draw(
     path: Path, paths: Mapping[str, np.ndarray], found: Mapping[float, Sequence[Conditioning]], quick: bool
 ) -> None:
-    """Figure 2 as loss by round, closed form as circles; condition numbers by l2 between their bounds."""
+    """Figure 2 as loss by round, with the closed form as circles; condition numbers by l2 between their
+    bounds."""
     figure = Figure(figsize=(9.5, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (name, way), color in zip(paths.items(), (QUIET, INK), strict=True):
         rounds = np.arange(len(way))
         expected = np.array(START) * closed_form(name) ** rounds[:, None]
-        loss = lambda w: w[:, 0] ** 2 / NUM_CLIENTS + w[:, 1] ** 2  # above the least
+        loss = lambda w: w[:, 0] ** 2 / NUM_CLIENTS + w[:, 1] ** 2  # above the minimum
         left.plot(rounds, loss(way), color=color, label=name)
         left.plot(rounds[::4], loss(expected)[::4], "o", color=WARM, markersize=4, mfc="none")
     left.plot([], [], "o", color=WARM, markersize=4, mfc="none", label="closed form")
