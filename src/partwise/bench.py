@@ -1,7 +1,7 @@
 """Benchmarks: what a round costs, where the time goes, and how it grows.
 
-Every case runs in a process of its own, so that its memory and its compile time are its own. Times are medians
-over compiled calls of many rounds, without the first.
+Every case runs in a separate process, so that its memory and its compile time are measured alone. Times are
+medians over compiled calls of many rounds, without the first call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """cases: (quick) -> cases."""
+    """A benchmark. `cases` is a function of `quick` that returns the cases."""
 
     summary: str
     cases: Callable[[bool], list[Case]]
@@ -44,8 +44,8 @@ def bench(
     quick: bool = False,
     told: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Measure every case of a benchmark; `told` hears of each. Where one fails after others were measured, its line
-    has the error and the rest go on."""
+    """Measure every case of a benchmark. `told` is called with a sentence about each. If a case fails after
+    others were measured, its line has the error, and the remaining cases are still measured."""
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
     cases, results = _alone(_cases, name, quick), []
@@ -63,7 +63,7 @@ def bench(
 
 
 def _alone(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Called in a process of its own, which has the accelerator's memory to itself."""
+    """Call a function in a separate process, which has all of the accelerator's memory."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         return alone.submit(function, *arguments).result()
 
@@ -73,7 +73,7 @@ def _cases(name: str, quick: bool) -> list[Case]:
 
 
 def resolved(case: Case, data: str | None) -> tuple[Any, Any]:
-    """The task and configuration of a case: what is measured are the papers' settings, not what is best."""
+    """The task and configuration of a case. The papers' settings are measured, not the best ones."""
     from partwise.runs.resolve import resolve
 
     if case.task in GENERATED:
@@ -82,7 +82,7 @@ def resolved(case: Case, data: str | None) -> tuple[Any, Any]:
 
 
 def measure(case: Case, data: str | None) -> dict[str, Any]:
-    """Train a case for some rounds and evaluate it; what it took."""
+    """Train a case for some rounds, evaluate it, and return what it took."""
     import jax
     import numpy as np
 
@@ -121,8 +121,8 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
 
 
 def _rates(task: Any, config: Any, seconds: float) -> dict[str, float | None]:
-    """What a step of one client costs, and how much of what weighs (examples, or tokens) is trained in a second;
-    both as the population's mean. None where clients do more than such steps."""
+    """The cost of one client's step, and the weight (examples or tokens) that is trained in a second. Both
+    are means of the population. They are None if clients do more than such steps."""
     import jax.numpy as jnp
     import numpy as np
 
@@ -196,8 +196,8 @@ def _fedrecon_movielens(quick: bool) -> list[Case]:
 
 
 def _select_logistic(quick: bool) -> list[Case]:
-    """One-vs-rest logistic regression 10,000 x 500, 50 clients, one epoch in batches of 16: full broadcast, and m
-    keys; then tables of 64 columns at equal keys."""
+    """One-vs-rest logistic regression 10,000 x 500, 50 clients, one epoch in batches of 16: full broadcast,
+    and m keys. Then tables of 64 columns with the same number of keys."""
     size = {"data.num_clients": 200 if quick else 1000, "simulation.rounds_per_call": 5}
     cases = [
         Case("full broadcast", "tags-planted", {**size, "select.word": "all"}, rounds=10),
@@ -225,8 +225,8 @@ def _select_logistic(quick: bool) -> list[Case]:
 
 
 def _writers(network: str) -> Callable[[bool], list[Case]]:
-    """Federated averaging of all parameters: 62 classes, 28 x 28, 3,400 writers of log-normal size with median
-    180, 50 clients, batch 20, one epoch."""
+    """Federated averaging of all parameters: 62 classes, 28 x 28, 3,400 writers of log-normal size with
+    median 180, 50 clients, batch 20, one epoch."""
     rounds = {"2nn": 20, "cnn": 3}[network]
     names = {"data.network": network, "algorithm": "fed_avg", "simulation.rounds_per_call": 1}
     small = {"data.num_clients": 60, "data.median": 20, "cohort.size": 4}
@@ -236,9 +236,9 @@ def _writers(network: str) -> Callable[[bool], list[Case]]:
 
 
 def _next_word(quick: bool) -> list[Case]:
-    """The LSTM of FedRecon and of Reddi et al. at a vocabulary of 10,000 (on a CPU a narrower one at 1,000), all
-    parameters trained: 200 clients, 16 steps of 16 x 20 words each, by precision and lanes; then with words keyed,
-    and FedRecon."""
+    """The LSTM of FedRecon and of Reddi et al. at a vocabulary of 10,000 (on a CPU a narrower one at 1,000),
+    with all parameters trained: 200 clients, 16 steps of 16 x 20 words each, by precision and lanes. Then
+    with keyed words, and FedRecon."""
     import jax
 
     small = quick or jax.default_backend() == "cpu"
@@ -259,7 +259,7 @@ def _next_word(quick: bool) -> list[Case]:
         "data.num_buckets": 100,
         "data.length": 20,
         "data.sentences": 64 if quick else 256,
-        **dict.fromkeys(("update.rate", "server.rate"), 1e-3),  # nothing diverges
+        **dict.fromkeys(("update.rate", "server.rate"), 1e-3),  # small, so that nothing diverges
         "simulation.rounds_per_call": 1,
     }
     lanes = (1, 4) if quick else (1, 2, 4, 8, 16) if small else (8, 25, 50, 100, 200)
@@ -305,7 +305,7 @@ COLUMNS = (
 
 
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
-    """A line a case, and below why one has none."""
+    """Print a line for each case, and the error of each case that failed."""
     table = Table(
         "case", title=result["name"], box=box.SIMPLE_HEAD, padding=0
     )  # eight columns in 80 characters
