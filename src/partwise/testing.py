@@ -1,4 +1,4 @@
-"""Contract tests for what others add: call them from your own tests.
+"""Contract tests for what you add to partwise. Call them from your own tests.
 
 def test_my_algorithm():
     check_algorithm(build, {"update": 0.1, "server": 1.0}, store)
@@ -38,9 +38,17 @@ def check_algorithm(
     lanes: Sequence[int] | None = None,
     tol: float = 1e-5,
 ) -> None:
-    """The compiled cohort equals the plain loop with bytes, whatever the lanes; a second call does not compile.
+    """Check that the compiled cohort equals the plain loop with bytes for every number of lanes, and that a
+    second call does not compile.
 
-    `lanes` are the numbers of them to try (default: 1, and as many as there are clients).
+    Args:
+        build: {name of a rate: rate} -> algorithm.
+        rates: The rates.
+        store: Some clients.
+        cohort: Clients in a round.
+        rounds: How many rounds are run.
+        lanes: The numbers of lanes to try (default: 1, and the size of the cohort).
+        tol: The largest difference, absolute and relative.
     """
     recruiting = Recruiting(min(cohort, store.num_clients))
     plain = PlainSimulation(build, rates, store, recruiting, seed=1)
@@ -50,7 +58,7 @@ def check_algorithm(
         records = [record for call in compiled.run(rounds) for record in call]
         assert compiled._rounds._cache_size() <= 1, (
             "the second call compiled again"
-        )  # 0: made room for others
+        )  # 0 if the cache dropped it for other programs
         assert [r.clients for r in records] == [r.clients for r in expected]
         assert [r.serving for r in records] == [r.serving for r in expected], "costs of serving differ"
         _assert_close(compiled.state.params, plain.state.params, tol)
@@ -61,7 +69,8 @@ def check_algorithm(
 
 
 def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
-    """Order does not matter, clients of no weight do not count, equal updates come out as they went in."""
+    """Check that order does not matter, that clients with weight 0 are ignored, and that the mean of equal
+    updates is that update."""
     rng = np.random.default_rng(0)
     updates = [{"x": jnp.asarray(rng.normal(size=3), jnp.float32)} for _ in range(4)]
     reports = [
@@ -89,7 +98,8 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
 
 
 def check_task(task: Task) -> None:
-    """Loss and metrics have a value per example, the partition fits, and the options rebuild the settings."""
+    """Check that loss and metrics have one value per example, that the partition fits, and that the options
+    rebuild the settings."""
     for setting in (task.personal, task.stateful):
         if setting is not None:
             _check_setting(setting, task.train)
@@ -102,10 +112,10 @@ def check_task(task: Task) -> None:
 
 
 def check_adapter(model: Model, batch: Mapping[str, jax.Array], tol: float = 1e-5) -> None:
-    """A model made from another framework is pure functions: a value per example, the same whenever they are
-    traced, alone or side by side, with a finite gradient for every leaf in that leaf's type.
+    """Check that a model from another framework is pure functions: one value per example, the same result in
+    every trace, alone or side by side, and a finite gradient for every leaf in that leaf's type.
 
-    The batch has at least one column, and ids within the whole tables.
+    The batch must have at least one column, and its ids must be within the whole tables.
     """
     batch, rngs = dict(batch), jax.random.split(jax.random.key(1), 3)
     params = model.init(jax.random.key(0))
@@ -122,7 +132,7 @@ def check_adapter(model: Model, batch: Mapping[str, jax.Array], tol: float = 1e-
     _assert_close(jax.jit(lambda params: model.predict(params, batch, rngs[0]))(params), outputs, tol)
     other = model.init(jax.random.key(0))
     _assert_close(other, params, 0)
-    jax.tree_util.tree_map(lambda leaf: leaf.delete(), other)  # as those who train do, to save memory
+    jax.tree_util.tree_map(lambda leaf: leaf.delete(), other)  # training does this to save memory
     _assert_close(model.init(jax.random.key(0)), params, 0)
 
 
@@ -139,7 +149,8 @@ def _check_setting(setting: Setting, store: ClientStore) -> None:
 
 
 def _check_batch(model: Model, params: Params, batch: dict[str, jax.Array]) -> None:
-    """Loss, weight and metrics of a batch have one value per example, and the losses are finite."""
+    """Check that loss, weight and metrics of a batch have one value per example, and that the losses are
+    finite."""
     outputs = jax.jit(model.predict)(params, batch, jax.random.key(1))
     size = next(iter(batch.values())).shape[0]
     assert model.loss(outputs, batch).shape == (size,), "the loss must have one value per example"
