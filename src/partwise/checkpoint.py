@@ -70,7 +70,7 @@ def from_bytes(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays, as views of these bytes, and the header."""
+    """Arrays, as views of these bytes, and header."""
     try:
         first = 8 + _header_length(data[:8].tobytes(), data.size)
         places, header = _read_places(data[8:first].tobytes(), data.size - first)

@@ -35,7 +35,7 @@ def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
 
 
 def names(registry: dict[str, Any], group: str) -> list[str]:
-    """Every name, the library's own first. Nothing is imported."""
+    """Every name, the library's own first; nothing is imported."""
     return list(dict.fromkeys([*registry, *(point.name for point in metadata.entry_points(group=group))]))
 
 

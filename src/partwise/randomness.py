@@ -27,7 +27,7 @@ class Words(NamedTuple):
 
 
 def round_rng(seed: int, round_number: int) -> jax.Array:
-    """The randomness of a round. A client folds its own number into it."""
+    """The randomness of a round; a client folds its own number into it."""
     return jax.random.fold_in(jax.random.key(seed), round_number)
 
 

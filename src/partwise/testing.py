@@ -112,10 +112,15 @@ def check_task(task: Task) -> None:
 
 
 def check_adapter(model: Model, batch: Mapping[str, jax.Array], tol: float = 1e-5) -> None:
-    """Check that a model from another framework is pure functions: one value per example, the same result in
-    every trace, alone or side by side, and a finite gradient for every leaf in that leaf's type.
+    """Check that a model from another framework is pure functions.
 
-    The batch must have at least one column, and its ids must be within the whole tables.
+    There must be one value per example, the same result in every trace, alone or side by side, and a finite
+    gradient for every leaf in that leaf's type.
+
+    Args:
+        model: The model.
+        batch: At least one column, with ids within the whole tables.
+        tol: The largest difference, absolute and relative.
     """
     batch, rngs = dict(batch), jax.random.split(jax.random.key(1), 3)
     params = model.init(jax.random.key(0))

@@ -18,7 +18,7 @@ def flatten(tree: Params) -> dict[str, Any]:
 
 
 def unflatten(treedef: Any, paths: tuple[str, ...], flat: Mapping[str, Any]) -> Params:
-    """The exact inverse of `flatten` for a tree with this structure."""
+    """The exact inverse of `flatten` for a tree of that structure."""
     return jax.tree_util.tree_unflatten(treedef, [flat[path] for path in paths])
 
 

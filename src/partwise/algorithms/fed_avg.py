@@ -109,7 +109,7 @@ def prepare_stateful(task: Task, config: Config, make_build: MakeBuild) -> Prepa
 def averaging(
     setting: Setting, config: Config, make: Callable[..., Algorithm], store: ClientStore | None = None
 ) -> Build:
-    """`make` with the parts that the configuration names. Heat is counted in `store`."""
+    """`make` with the parts that the configuration names; heat is counted in `store`."""
     choose = make_choices(setting, config)
     aggregator = make_aggregator(setting, config, store)
     return lambda rates: make(

@@ -57,12 +57,24 @@ def fed_recon(
     check: Callable[[Client], None] | None = None,
     fine_tune: Update | None = None,
 ) -> Algorithm:
-    """S, R, U and the server step.
+    """Federated Reconstruction: S, R, U and the server step. Evaluation is RECONEVAL.
 
-    `passes` > 1 repeats R and U on the client. Each starts where the other ended: alternating minimisation
-    (patent claim 5). Evaluation is RECONEVAL: R on the support set, metrics on the query set of
-    `evaluation_split` (default: `split`). With `fine_tune`, the client also takes steps on shared and keyed
-    parts before the metrics, again on the support set (section 5.2, FedRecon + Finetune).
+    Args:
+        model: The model.
+        partition: The roles of its leaves.
+        split: S, how a client's examples are split into support and query set.
+        reconstruct: R, how the local part is rebuilt from the support set (`client.reconstruct`).
+        update: U, how shared and keyed parts are trained on the query set (`client.update`).
+        optimizer: The server's optimizer.
+        aggregator: How updates are combined (default: the mean weighted by query examples).
+        passes: With more than 1, R and U are repeated on the client. Each starts where the other ended:
+            alternating minimisation (patent claim 5).
+        evaluation_split: The split for evaluation (default: `split`). R uses its support set, the metrics its
+            query set.
+        choose: {key space: choice of keys}; by default all keys that could matter.
+        check: Raises `UserError` if the algorithm does not fit a client's model and data.
+        fine_tune: Steps on shared and keyed parts before the metrics of an evaluation, again on the support
+            set (section 5.2, FedRecon + Finetune); None for no steps.
     """
     evaluated = evaluation_split or split
 
@@ -148,7 +160,7 @@ def recon_build(
 
 
 def evaluation_build(setting: Setting, config: Config) -> tuple[Build, dict[str, float]]:
-    """What an unseen client does with a trained model, and its rates. `setting` is a `judged_setting`."""
+    """What an unseen client does with a trained model, and its rates; `setting` is a `judged_setting`."""
     if config.evaluation.local == "trained":
         config = config.changed({"reconstruct.method": "skip"})
     return recon_build(setting, config), rates_of(config)

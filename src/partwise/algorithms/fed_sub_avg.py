@@ -37,8 +37,18 @@ def fed_sub_avg(
     weigh: Weigh = uniform,
     cap: float | None = None,
 ) -> Algorithm:
-    """FedSubAvg. `heats` is {key space: heat} (`selection.key_heat.count_heats`); None means that heat is
-    estimated from the cohorts during training."""
+    """Federated Submodel Averaging.
+
+    Args:
+        model: The model.
+        partition: The roles of its leaves. At least one must be keyed.
+        update: How a client trains (`client.update`).
+        optimizer: The server's optimizer.
+        heats: {key space: heat} (`selection.key_heat.count_heats`); None if heat is estimated from the
+            cohorts during training.
+        weigh: The weight of a client.
+        cap: The largest factor N / n_m; None for no limit.
+    """
     if not partition.spaces:
         raise UserError(
             "Federated Submodel Averaging corrects keyed parameters, and this partition has none: give some leaf "

@@ -1,4 +1,4 @@
-"""The command line. Every command prints a table for people, or with --json one JSON document for programs."""
+"""The command line. Every command prints a table for people, or with --json one JSON document for machines."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def install() -> None:
 
 
 def begin_work() -> None:
-    """From now on there is something to save."""
+    """From here on there is something to save."""
     global _working
     _working = True
 

@@ -19,7 +19,13 @@ BATCH = 16  # small, because many clients have few examples and a batch is alway
 def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
     """Compute every metric of the model (and its loss) over a subset of the client's examples.
 
-    For a `Pooled` metric, the result is the scores and labels of the subset, in its order and padded.
+    Args:
+        client: The client.
+        progress: The client's parameters.
+        query: The examples to evaluate.
+
+    Returns:
+        {name: sums}. For a `Pooled` metric, the scores and labels of the subset, in its order and padded.
     """
     model = client.model
     losses = {"loss": Metric(model.loss)}

@@ -25,8 +25,11 @@ Reconstruct = Callable[[Client, Progress, Subset], Progress]
 def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) -> Reconstruct:
     """k_r gradient steps (FedRecon, section 4; patent claim 4).
 
-    `pull` > 0 adds pull * |l - default|^2 to the summed loss of the support set (the patent's
-    regularisation). The default is the learned one, or zero.
+    Args:
+        schedule: Batch size, epochs and steps.
+        optimizer: A rate for SGD, or an optax transformation.
+        pull: If above 0, pull * |l - default|^2 is added to the summed loss of the support set (the patent's
+            regularisation). The default is the learned one, or zero.
     """
     schedule.check("reconstruct")
     pulled = not (isinstance(pull, float | int) and pull == 0)

@@ -23,8 +23,14 @@ def by_steps(
     joint: bool = False,
     extra: Callable[[Client], Extra] | None = None,
 ) -> Update:
-    """k_u gradient steps. The local part is frozen, or trained too if `joint` (FedRecon, appendix D). The
-    result of `extra` is added to the gradient of the loss."""
+    """k_u gradient steps on the query set.
+
+    Args:
+        schedule: Batch size, epochs and steps.
+        optimizer: A rate for SGD, or an optax transformation.
+        joint: Whether the local part is trained too (FedRecon, appendix D). By default it is frozen.
+        extra: client -> a function of the progress, whose result is added to the gradient of the loss.
+    """
     schedule.check("update")
     groups: tuple[Group, ...] = ("shared", "keyed", "local") if joint else ("shared", "keyed")
     return lambda client, progress, query: fit(

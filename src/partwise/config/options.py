@@ -43,7 +43,7 @@ def _kind(about: inspect.Parameter | None) -> tuple[str | tuple[str, ...], str]:
 
 
 def _literal(value: Any) -> Any:
-    """Text converted to the number or truth value that it looks like."""
+    """Text as the number or truth value that it looks like."""
     if not isinstance(value, str):
         return value
     for read in (int, float):

@@ -20,7 +20,7 @@ from partwise.types import UserError
 
 
 def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = None) -> Ids:
-    """Read a column of ids, or of lists of ids."""
+    """A column of ids, or of lists of ids."""
     array = _whole(name, array, first_row)
     if _is_list(array.type):
         inner, lengths = _unlisted(name, array, first_row)
@@ -159,7 +159,7 @@ def _unreadable(name: str, kind: pa.DataType) -> UserError:
 
 
 def holds_lists(kind: pa.DataType) -> bool:
-    """Whether a column of this type has lists in its rows."""
+    """Whether a column of that type has lists in its rows."""
     return _is_list(_unwrapped(kind))
 
 

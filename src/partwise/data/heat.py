@@ -129,8 +129,12 @@ def coefficients(heat: Heat, cap: float | None = None, num_keys: int | None = No
     """N / n_m, [K] float32: the factor of the mean update of key m in FedSubAvg (Algorithm 1, line 9).
 
     The factor of a key that no client holds is 1, as in the authors' files. No client can send an update of
-    it, unless the heat is out of date; then its row moves as in FedAvg, never faster. `cap` is the largest
-    factor, for rows that almost no client holds. `num_keys` is the model's number of keys, for a check.
+    it, unless the heat is out of date; then its row moves as in FedAvg, never faster.
+
+    Args:
+        heat: The heat.
+        cap: The largest factor, for rows that almost no client holds; None for no limit.
+        num_keys: The model's number of keys. Raises `UserError` if the heat has another.
     """
     if num_keys is not None and num_keys != heat.num_keys:
         raise UserError(

@@ -21,7 +21,7 @@ from partwise.types import UserError
 
 
 def flip_probability(epsilon: float) -> float:
-    """q = 1 / (1 + e^epsilon), which is below one half."""
+    """q = 1 / (1 + e^epsilon), below one half."""
     if not epsilon > 0:
         raise UserError(
             f"epsilon is {epsilon}: give more than 0 (at 0 a bit says nothing, and no count can be told)"
@@ -30,7 +30,16 @@ def flip_probability(epsilon: float) -> float:
 
 
 def randomize(held: np.ndarray, epsilon: float, rng: np.random.Generator) -> np.ndarray:
-    """Clients' bits [C, K] as the clients send them, each flipped with probability q."""
+    """Clients' bits as the clients send them.
+
+    Args:
+        held: [C, K] bool, whether each client holds each key.
+        epsilon: The privacy parameter, per bit. Each bit is flipped with probability q.
+        rng: The random generator.
+
+    Returns:
+        [C, K] bool.
+    """
     flips = rng.random(np.shape(held)) < flip_probability(epsilon)
     return np.asarray(held, bool) ^ flips
 
@@ -59,9 +68,18 @@ def debias_variance(num_clients: int, epsilon: float) -> float:
 
 
 def private_heat(sent: np.ndarray, num_clients: int, epsilon: float, space: str) -> Heat:
-    """Heat from the sum of the sent bits: debiased, rounded, and limited to the range from one standard
-    deviation of the noise (at least 1) to N. A count below the noise cannot be distinguished from zero, and N
-    / n_m of it would be noise."""
+    """Heat from the sum of the sent bits.
+
+    The counts are debiased, rounded, and limited to the range from one standard deviation of the noise (at
+    least 1) to N. A count below the noise cannot be distinguished from zero, and N / n_m of it would be
+    noise.
+
+    Args:
+        sent: [K], the sum of the bits that clients sent.
+        num_clients: N.
+        epsilon: The privacy parameter, per bit.
+        space: The name of the key space.
+    """
     lowest = min(max(1.0, debias_variance(num_clients, epsilon) ** 0.5), num_clients)
     held = np.clip(debias(sent, num_clients, epsilon), lowest, num_clients)
     return Heat(space, np.rint(held).astype(np.int64), num_clients)

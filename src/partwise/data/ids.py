@@ -39,7 +39,7 @@ def join_ids(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def whole_numbers(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(which texts are whole numbers, the numbers; 0 for the others)."""
+    """(which texts are whole numbers, the numbers; 0 elsewhere)."""
     known = np.array([is_whole(text) for text in texts.tolist()], bool)
     values = np.zeros(len(texts), np.int64)
     values[known] = [int(text) for text in texts[known].tolist()]

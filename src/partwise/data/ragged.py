@@ -47,7 +47,7 @@ def last_of(values: np.ndarray, ends: np.ndarray, lengths: np.ndarray, width: in
 
 
 def row_blocks(counts: np.ndarray, max_rows: int) -> list[slice]:
-    """Consecutive clients in blocks of at most `max_rows` rows. A larger client is a block by itself."""
+    """Consecutive clients in blocks of at most `max_rows` rows; a larger client is a block by itself."""
     ends = np.cumsum(counts, dtype=np.int64)
     blocks, first = [], 0
     while first < len(counts):

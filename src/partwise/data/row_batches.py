@@ -29,7 +29,7 @@ class Wanted:
 
 
 def to_columns(batch: Batch, plan: Wanted, first_row: int = 0) -> dict[str, Column]:
-    """The columns of a batch, each [N] or [N, ...]. Times become nanoseconds."""
+    """The columns of a batch, each [N] or [N, ...]; times become nanoseconds."""
     if isinstance(batch, Mapping):
         there = list(batch)
     elif isinstance(batch, pa.RecordBatch | pa.Table):

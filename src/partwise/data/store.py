@@ -157,7 +157,7 @@ class ClientStore:
         )
 
     def filter(self, min_examples: int) -> ClientStore:
-        """Only clients with at least this many examples."""
+        """Only clients with at least so many examples."""
         return self.take(self.counts >= min_examples)
 
     def cap(self, max_examples: int) -> ClientStore:

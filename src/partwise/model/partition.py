@@ -88,11 +88,11 @@ def keyed(
         space: The key space. Leaves of one space are cut by the same keys. The keys are in the column of the
             examples with this name, unless `partition(..., columns=...)` names other columns.
         axis: The axis along which the leaf is cut.
-        block: The number of entries along the axis that belong to one key. They are neighbours (many words in
-            one bucket), or every K-th entry if `interleaved` (the inputs of a layer after flattened filters).
+        block: How many entries along the axis belong to one key. They are neighbours (many words in one
+            bucket), or every K-th entry if `interleaved` (the inputs of a layer after flattened filters).
         interleaved: See `block`.
         whole: Whether the loss depends on all of a client's slice, not only on the entries that its examples
-            name (outputs of a softmax). It always does for a space without columns.
+            name (outputs of a softmax). A space without columns is always treated so.
         fill: The value of padding, for clients with fewer keys than the largest (a bias of -1e9 before a
             softmax).
         psi: What is sent for a key: "take" (the values), "float16", "int8", or a Psi of your own.

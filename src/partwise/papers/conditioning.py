@@ -106,12 +106,18 @@ def bounded(
 def logistic_hessians(
     store: ClientStore, column: str, num_features: int, weights: np.ndarray | None = None, l2: float = 0.01
 ) -> Iterator[ClientHessian]:
-    """Every client's Hessian of a logistic regression on one-hot features, at `weights` [num_features]
-    (default: 0).
+    """Every client's Hessian of a logistic regression on one-hot features.
 
-    `column` [N] or [N, L] holds the features of every example, -1 for none. The objective of a client is the
-    mean loss of its examples + (l2 / 2) |w|^2 over the features that it holds. Without the second term, a
-    client with fewer examples than features has flat directions, and rho_1 is 0.
+    The objective of a client is the mean loss of its examples + (l2 / 2) |w|^2 over the features that it
+    holds. Without the second term, a client with fewer examples than features has flat directions, and rho_1
+    is 0.
+
+    Args:
+        store: The clients.
+        column: The column with the features of every example, [N] or [N, L]; -1 for none.
+        num_features: The number of features.
+        weights: [num_features], where the Hessian is computed (default: 0).
+        l2: The strength of the second term.
     """
     check_known([column], store.columns)
     weights = np.zeros(num_features) if weights is None else np.asarray(weights, float)

@@ -206,7 +206,7 @@ STEPS = {"reconstruct.max_steps": (0, 1, 2, 5, 10), "update.max_steps": (1, 2, 5
 def figure3(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Accuracy relative to the base, for other numbers of reconstruction and update steps (base: 50 of each)."""
+    """Accuracy relative to the base for other numbers of reconstruction and update steps (base: 50 of each)."""
     runs = MovieLensRuns(data, seeds, quick, progress)
     base_row = next(row for row in ROWS if row.name == "FedRecon")
     steps_of = {key: values[-1:] if quick else values for key, values in STEPS.items()}
@@ -236,8 +236,7 @@ def figure3(
 
 
 def draw_steps(path: Path, rows: list[dict[str, Any]], label: str, quick: bool) -> None:
-    """Two panels by number of steps: of reconstruction (rows `k_r = number`) and of the update (`k_u =
-    number`)."""
+    """Two panels by numbers of steps: of reconstruction (rows `k_r = number`), of the update (`k_u = number`)."""
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     for axes, letter, words in zip(
         figure.subplots(1, 2, sharey=True), "ru", ("reconstruction", "update"), strict=True

@@ -123,8 +123,8 @@ def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[
 def figure3(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """Figure 3, the language half: accuracy relative to the base, at the smallest vocabulary, for other
-    numbers of reconstruction and update steps (in training and evaluation)."""
+    """Figure 3, its language half: accuracy relative to the base, at the smallest vocabulary, for other numbers of
+    reconstruction and update steps (in training and evaluation)."""
     desk = Desk(data, out, seeds, quick, progress)
     vocabulary = desk.vocabularies[0]
     base = desk.learn(RECON, vocabulary).percent(RECON.rows[0].name)

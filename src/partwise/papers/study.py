@@ -189,7 +189,7 @@ def compare(
 
 
 def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, quick: bool = False) -> None:
-    """Mean over trials by round, with the standard deviation shaded, and a panel for each group of variants."""
+    """Mean over trials by round, with the standard deviation shaded; a panel for each group of variants."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, trials) in zip(all_axes, panels.items(), strict=True):

@@ -59,7 +59,7 @@ class Owner(NamedTuple):
 
 
 def readable(path: str | Path, names: Sequence[str], dialect: Mapping[str, Any]) -> list[str]:
-    """The columns, of these columns of numbers, that a file has and that can be read."""
+    """Return those of the columns `names` (columns of numbers) that a file has and that can be read."""
     dialect = _fitting(dialect, path)
     there = column_names(path, **dialect)
     return [name for name in names if name in there and _can_be_read(path, name, dialect)]

@@ -57,8 +57,8 @@ class Saved(NamedTuple):
 
 
 class Folder:
-    """config.toml, start.json, model.json, vocabularies.json, metrics.jsonl, checkpoints/, model.safetensors,
-    summary.json."""
+    """The files of a run: config.toml, start.json, model.json, vocabularies.json, metrics.jsonl,
+    checkpoints/, model.safetensors, summary.json."""
 
     def __init__(self, path: str | Path):
         self.path = lock.check_place(path)
@@ -181,7 +181,7 @@ class Folder:
             self._checkpoint(old).unlink()
 
     def checkpoint(self, round_number: int, like: Any) -> Saved:
-        """The state after this round, in the structure of `like`."""
+        """The state after that round, in the structure of `like`."""
         path = self._checkpoint(round_number)
         state, header = load_tree(path, like)
         if (header.get("round"), header.get("run")) != (round_number, self.run):

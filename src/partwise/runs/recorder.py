@@ -16,7 +16,7 @@ class Recorder:
 
     def __init__(self, folder: Folder | None):
         self.folder, self.tally = folder, Tally()
-        self._kept: list[dict[str, Any]] = []  # only where there is no folder
+        self._kept: list[dict[str, Any]] = []  # only if there is no folder
         if folder and folder.metrics.exists():
             for record in iterate_records(folder.metrics, folder.run):
                 self.tally.add(record)

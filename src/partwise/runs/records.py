@@ -32,7 +32,7 @@ def as_record(record: Record) -> dict[str, Any]:
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, Any]], run: str = "") -> None:
-    """Add rounds at the end. `flush_records` makes sure that they are on the disk."""
+    """Add rounds at the end; `flush_records` makes sure that they are on the disk."""
     with _writing(path, "ab") as file:
         file.write(b"".join(to_line(record, run) for record in records))
 

@@ -133,7 +133,7 @@ def resumed(
 def reopened(
     folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
 ) -> tuple[Task, Config]:
-    """The task and configuration of a recorded run, with changes. Its data may have moved to `data`."""
+    """The task and configuration of a recorded run, with changes; its data may have moved to `data`."""
     saved = folder.config()
     if task is None:
         entry_of(saved.task)

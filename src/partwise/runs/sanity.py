@@ -106,7 +106,7 @@ def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
 
 
 def left_out(tally: Tally) -> dict[str, int]:
-    """How many updates were not used in all rounds, by reason."""
+    """How many updates were not used in all rounds, by the reason."""
     return {reason: tally.sums[reason] for reason in LEFT_OUT}
 
 

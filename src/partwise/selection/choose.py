@@ -108,7 +108,7 @@ def mean_keys(chosen: Mapping[str, Chosen]) -> dict[str, float]:
 
 
 def own() -> Choice:
-    """All keys that the client's examples name. Nothing is dropped."""
+    """All keys that the client's examples name: nothing is dropped."""
     chosen = lambda a: Chosen(a.own.keys, a.own.starts, a.own.counts, ranks(a.own.counts).astype(np.int32))
     return Choice("own", chosen, lambda most, num_keys: most, complete=True)
 

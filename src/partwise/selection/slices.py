@@ -25,7 +25,7 @@ from partwise.model.spec import Batch
 
 
 class Received(NamedTuple):
-    """What a client has from the server during a round, by path."""
+    """What a client has from the server during a round, flat by path."""
 
     shared: Mapping[str, jax.Array]  # shared leaves and learned defaults
     frozen: Mapping[str, jax.Array]
@@ -33,7 +33,7 @@ class Received(NamedTuple):
 
 
 def receive(partition: Partition, server: Mapping[str, jax.Array]) -> Received:
-    """Sort the server's leaves by role. The tables may be whole or sliced."""
+    """Sort the server's leaves by role; the tables may be whole or sliced."""
     keyed, frozen = set(partition.of("keyed")), set(partition.of("frozen"))
     return Received(
         {path: leaf for path, leaf in server.items() if path not in keyed | frozen},

@@ -62,7 +62,7 @@ def lazy_adam(rate: Any, **settings: Any) -> ServerOptimizer:
 
 
 def lazy_yogi(rate: Any, **settings: Any) -> ServerOptimizer:
-    """Yogi on the rows that some client of the round asked for, like `lazy_adam`."""
+    """Yogi on the rows that some client of the round asked for, as `lazy_adam`."""
     return yogi(rate, **settings)._replace(rows="asked")
 
 

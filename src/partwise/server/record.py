@@ -15,7 +15,7 @@ class Record(NamedTuple):
     round: int  # counted from 1
     seconds: float
     clients: int  # whose updates were used
-    examples: int  # that the cohort holds
+    examples: int  # of the cohort
     loss: float  # mean over the batches that clients trained on
     bytes_down: int  # with the way of serving that the run uses
     bytes_up: int

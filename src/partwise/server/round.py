@@ -299,7 +299,7 @@ def _wrong_values(sent: Contribution) -> Refused | None:
 
 
 def _total_rows(partition: Partition, total: Total, rows: Mapping[str, Any]) -> Total:
-    """The total cut to these rows, in the way `take_rows` cuts a state."""
+    """The total cut to these rows, as `take_rows` cuts a state."""
     space_of = lambda path: partition.roles[path].space if path in partition.roles else ""
     take = lambda leaf, space: leaf.at[rows[space]].get(mode="clip") if space in rows else leaf
     return total._replace(

@@ -116,5 +116,5 @@ def put_rows(
 
 
 def is_finite(state: ServerState) -> jax.Array:
-    """Whether all parameters are finite numbers."""
+    """Whether the parameters are all finite numbers."""
     return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})

@@ -163,7 +163,7 @@ class Evaluator:
         return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
 
     def _stage(self, first: int) -> tuple[Any, stage.Plan]:
-        """A block of clients, in arrays that have the same shape for every block."""
+        """A block of clients, in arrays of the same shape for every block."""
         if self._staged and self.store.num_clients <= self._size:
             return self._staged
         size, num_rows = self._size, self._num_rows

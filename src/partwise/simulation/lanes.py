@@ -71,7 +71,7 @@ def _others() -> float:
 
 
 def _memory() -> int:
-    """Bytes of memory of a device: its own, or its share of the machine's memory."""
+    """Bytes of memory of a device: its own, or its share of the machine's."""
     device = jax.devices()[0]
     statistics = device.memory_stats() if device.platform != "cpu" else None
     if statistics and "bytes_limit" in statistics:

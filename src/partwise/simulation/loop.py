@@ -36,7 +36,7 @@ LANES = 8
 
 
 class _Call(NamedTuple):
-    """One compiled call, staged."""
+    """One compiled call with its arrays, ready to run."""
 
     first: int
     cohorts: list[Cohort]
@@ -88,7 +88,7 @@ class Simulation:
     # Where the data lives
 
     def _populate(self) -> stage.Population:
-        """All clients of the store with their keys."""
+        """All clients with their keys."""
         return stage.populate(self.store, self.partition, self.algorithm.choose)
 
     def _new_kept(self) -> Kept | None:

@@ -38,7 +38,7 @@ class Shelf(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """One entry per lane: which client of the shelf runs there. Padding is client -1, without examples."""
+    """One entry per lane: which client of the shelf runs there. Padding is client -1, with no examples."""
 
     client: Any
     number: Words  # for its randomness

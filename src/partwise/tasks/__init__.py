@@ -79,7 +79,7 @@ def find_task(name: str) -> Entry:
 
 
 def is_named(name: str) -> bool:
-    """Whether there is a task with this name."""
+    """Whether there is a task of that name."""
     return name in names(TASKS, GROUP)
 
 

@@ -129,7 +129,7 @@ def find_preset(task: str, presets: Mapping[str, Mapping[str, Any]], preset: str
 
 
 def data_options(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of [data] among the settings."""
+    """The options of [data] among settings."""
     return {key.removeprefix("data."): v for key, v in settings.items() if key.startswith("data.")}
 
 
@@ -263,5 +263,5 @@ def check_limits(load: Callable[..., Task], options: Mapping[str, Any]) -> None:
 
 
 def takes_any_option(load: Callable[..., Task]) -> bool:
-    """Whether a `load` has a `**options` about which nothing more is known."""
+    """Whether a `load` has a `**options` of which nothing more is known."""
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(load).parameters.values())

@@ -46,7 +46,7 @@ DEFAULTS = {
     "server.schedule": "cosine",
     "server.settings.initial_accumulator": 0.1,
     "server.settings.epsilon": 1e-7,
-    **dict.fromkeys(("fed_avg", "fed_select", "scaffold"), PLAIN),  # control variates want a plain server
+    **dict.fromkeys(("fed_avg", "fed_select", "scaffold"), PLAIN),  # control variates need a plain server
     "central": CENTRAL,
 }
 # The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).

@@ -113,7 +113,7 @@ def load_generated(
         int, "of the cut into training, validation and test clients, or of what is generated", SEEDS
     ] = 0,
 ) -> Task:
-    """Posts whose tags depend on their words through a planted model. The best reachable recall is known."""
+    """Posts whose tags depend on their words through a planted model; the best reachable recall is known."""
     refuse_data("tags-planted", data)
     size = 4.0 * num_clients * mean_examples * words_per_example
     check_memory(size, "so many posts", "lower data.num_clients or data.mean_examples")

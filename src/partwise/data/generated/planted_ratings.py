@@ -45,9 +45,21 @@ def planted_ratings(
 ) -> PlantedRatings:
     """Generate clients in memory or, with `out`, into a folder on disk one block at a time.
 
-    `zipf`: the popularity of item i falls as (i + 1)^-zipf. `sigma`: the spread of the logarithm of the
-    examples per client. The mean number of examples is `mean_examples`, before the numbers are limited to the
-    range from `min_examples` to `num_items`.
+    Args:
+        num_clients: The number of clients.
+        num_items: The number of items.
+        rank: The size of the true vectors.
+        noise: The standard deviation of a rating around the truth.
+        mean_examples: The mean number of examples per client, before the numbers are limited to the range
+            from `min_examples` to `num_items`.
+        zipf: The popularity of item i falls as (i + 1)^-zipf.
+        sigma: The spread of the logarithm of the examples per client.
+        min_examples: The smallest number of examples of a client.
+        seed: The seed of everything that is drawn.
+        out: A new folder for the store; None for memory.
+
+    Returns:
+        The store and the truth from which it was drawn.
     """
     arguments = Planted(num_clients, num_items, rank, noise, mean_examples, zipf, sigma, min_examples, seed)
     truth = plant(arguments)

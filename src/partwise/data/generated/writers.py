@@ -74,11 +74,23 @@ def generate_writers(
     confusion: float = 0.1,
     out: str | Path | None = None,
 ) -> ClientStore:
-    """A store with the columns `pixels` uint8 [N, 28, 28] (255 = ink on 0) and `label` int32 [N]; in the new
-    folder `out`, if given.
+    """Generate writers in memory or, with `out`, into a folder on disk.
 
-    `sigma`: the spread of the logarithm of the images per writer. `concentration`: how evenly a writer uses
-    the classes (of a Dirichlet distribution; small means skewed). A writer's images are in random order.
+    Args:
+        num_clients: The number of writers.
+        median: The median number of images per writer.
+        num_classes: The number of different characters.
+        seed: The seed of everything that is drawn.
+        sigma: The spread of the logarithm of the images per writer.
+        min_examples: The smallest number of images of a writer.
+        max_examples: The largest number of images of a writer.
+        concentration: How evenly a writer uses the classes (of a Dirichlet distribution; small means skewed).
+        confusion: The share of images that are drawn as the class that looks alike.
+        out: A new folder for the store; None for memory.
+
+    Returns:
+        A store with the columns `pixels` uint8 [N, 28, 28] (255 = ink on 0) and `label` int32 [N]. A writer's
+            images are in random order.
     """
     arguments = Writers(
         num_clients, median, num_classes, sigma, min_examples, max_examples, concentration, confusion, seed

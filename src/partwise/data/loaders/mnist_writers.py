@@ -123,7 +123,7 @@ def _blocks(clients: Iterator[tuple[str, tff.Features]], num_classes: int, file:
 
 
 def _to_ink(pixels: list | np.ndarray, where: str) -> np.ndarray:
-    """Convert floats with ink 0.0 on 1.0, [n, 784] or [n, 28, 28], to uint8 with ink 255 on 0."""
+    """Floats with ink 0.0 on 1.0, [n, 784] or [n, 28, 28], to uint8 with ink 255 on 0."""
     if isinstance(pixels, list) or pixels.shape[1:] not in ((SIZE, SIZE), (SIZE * SIZE,)):
         given = "of differing shapes" if isinstance(pixels, list) else f"of shape {pixels.shape[1:]}"
         raise UserError(f"{where}: images {given}; expected 784 or 28 x 28 numbers. Is this EMNIST?")

@@ -88,7 +88,7 @@ def locate(path: str | Path | None, release: Release) -> Path:
 
 
 def _read(source: Path, release: Release) -> tuple[bytes, str, dict[str, Any]]:
-    """The ratings file's bytes, its name for messages, and what is known about its origin."""
+    """The ratings file's bytes, its name for messages, and what is known of its origin."""
     data = source.read_bytes()
     info: dict[str, Any] = {"source": f"MovieLens {release.name}", "file": str(source)}
     where = str(source)

@@ -59,7 +59,7 @@ def training_member(names: list[str]) -> str | None:
 
 
 def _rows(lines: io.TextIOWrapper, file: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line on which each begins (a quoted text may contain line ends)."""
+    """Rows with the line on which each begins (a quoted text may hold line ends)."""
     reader, first = csv.reader(lines), 1
     try:
         for row in reader:

@@ -33,7 +33,7 @@ class Text(NamedTuple):
     tags: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """All tokens, with those of the title first."""
+        """All tokens, those of the title first."""
         return " ".join((self.title, *self.sentences)).split()
 
 

@@ -111,7 +111,7 @@ def _known(
     uses = np.bincount(trained[trained >= 0], minlength=len(numbers)).tolist()
     used = {word: number for word, number in zip(numbers, uses, strict=True) if number}
     known = vocabulary(used, len(numbers) if num_words is None else num_words)
-    place = np.array([*(known.ids.get(word, PAD) for word in numbers), PAD], np.int32)  # the last: of -1
+    place = np.array([*(known.ids.get(word, PAD) for word in numbers), PAD], np.int32)  # the last is for -1
     words = place[column]
     found = {
         "words": int((column >= 0).sum()),

@@ -119,12 +119,21 @@ def split_sentence_stores(
     max_sentences: int = 1000,
     out: str | Path | None = None,
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test stores. Clients who have a sentence are divided like in `by_client`.
+    """Training, validation and test stores. Clients who have a sentence are divided as in `by_client`.
 
-    Words are counted over the training clients only. If there are fewer than `num_words`, all are taken; the
-    stores' info and the number of keys of `tokens` say how many. The stores are views of one store. The
-    corpus is read three times: `hold()` it if it fits into memory. For TFF's own splits use
-    `sentence_vocabulary` on `train` and `sentence_store` on each split.
+    The stores are views of one store. The corpus is read three times: `hold()` it if it fits into memory. For
+    TFF's own splits use `sentence_vocabulary` on `train` and `sentence_store` on each split.
+
+    Args:
+        corpus: The texts.
+        num_words: The size of the vocabulary. Words are counted over the training clients only. If there are
+            fewer, all are taken; the stores' info and the number of keys of `tokens` say how many.
+        num_buckets: The number of buckets for words outside the vocabulary.
+        fractions: The share of clients of each store.
+        seed: The seed of the division.
+        length: The most words of a sentence.
+        max_sentences: The most sentences of a client.
+        out: A new folder for the store; None for memory.
     """
     _check_sizes(num_words=num_words, num_buckets=num_buckets, length=length, max_sentences=max_sentences)
     speaking = (text.client for text in corpus if any(map(str.split, text.sentences)))

@@ -77,7 +77,7 @@ def split_tag_stores(
     max_tags: int = 5,
     out: str | Path | None = None,
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test stores. Clients who have a tagged text are divided like in `by_client`.
+    """Training, validation and test stores. Clients who have a tagged text are divided as in `by_client`.
 
     Words and tags are counted over the training clients only. The stores are views of one store. The corpus
     is read three times: `hold()` it if it fits into memory. For TFF's own splits use `tag_vocabularies` on

@@ -132,7 +132,7 @@ def vocabulary(counts: Mapping[str, int], size: int) -> Vocabulary:
 
 
 def read_vocabulary(path: str | Path) -> Vocabulary:
-    """Read a vocabulary from the file that `Vocabulary.save` wrote."""
+    """A vocabulary from the file that `Vocabulary.save` wrote."""
     expected = "give a file of Vocabulary.save"
     file = regular(path, expected)
     with reading(file, expected):
