@@ -48,6 +48,7 @@ class Invitation(NamedTuple):
     `round`."""
 
     about: About
+    client: str
     seed: int
     round: int
 
@@ -62,13 +63,15 @@ class Slices(NamedTuple):
 
 def write_invitation(task: Invitation) -> bytes:
     """An invitation as bytes."""
-    return _write("invitation", task.about, {}, {"seed": task.seed, "round": task.round})
+    return _write(
+        "invitation", task.about, {}, {"client": task.client, "seed": task.seed, "round": task.round}
+    )
 
 
 def read_invitation(data: bytes) -> Invitation:
     """The inverse of `write_invitation`."""
     _, header = _read("invitation", data, {})
-    return Invitation(_about(header), header["seed"], header["round"])
+    return Invitation(_about(header), header["client"], header["seed"], header["round"])
 
 
 def send(

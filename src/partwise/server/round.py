@@ -117,9 +117,37 @@ class Server:
         self.add = jax.jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
         self.finish = jax.jit(self._finish)
 
-    def begin(self, state: ServerState, number: int, rng: jax.Array, seed: int = 0) -> Round:
-        """Begin the round after `number` earlier rounds. Clients choose their keys with `seed` and `number`."""
-        return Round(self, state, number, rng, seed)
+    def begin(
+        self, state: ServerState, number: int, rng: jax.Array, seed: int = 0, attempt: int = 0
+    ) -> Round:
+        """Begin the round after `number` earlier rounds. Clients choose their keys with `seed` and `number`.
+        A round that is repeated has another `attempt`, and other tasks."""
+        return Round(self, state, number, rng, seed, attempt)
+
+    def about(self, number: int, client: Any, attempt: int = 0) -> About:
+        """Identify the task of a client in a round. The result depends on the arguments and the run alone."""
+        name = f"{self.run}/{number}/{client}" + (f"/{attempt}" if attempt else "")
+        task = hashlib.sha256(name.encode()).hexdigest()[:32]
+        return About(self.run, number, task, self.algorithm.partition.digest)
+
+    def read(
+        self, here: About, keys: Mapping[str, np.ndarray] | None, report: bytes
+    ) -> Contribution | Refused:
+        """Read a report for the task `here`, whose client asked for `keys`. Changes nothing."""
+        try:
+            belongs = about(report)
+            refused = _wrong_place(belongs, here)
+            if refused:
+                return refused
+            if keys is None:
+                return Refused("keys", "this task has not asked for its slices yet")
+            num_keys = {space: len(each) for space, each in keys.items()}
+            _, sent = read_report(
+                report, report_shapes(self.algorithm.aggregator, self.algorithm.partition, num_keys)
+            )
+        except UserError as error:
+            return Refused("malformed", str(error))
+        return (_wrong_values(sent) if sent.valid else None) or sent
 
     def _finish(
         self, state: ServerState, total: Total, rows: Mapping[str, Any], rng: jax.Array
@@ -138,15 +166,18 @@ class _Member(NamedTuple):
     """An invited client, and the keys that it asked for."""
 
     client: Any
+    about: About
     keys: Mapping[str, np.ndarray] | None = None
 
 
 class Round:
     """One round. Each task belongs to one client. Its report is accepted once."""
 
-    def __init__(self, server: Server, state: ServerState, number: int, rng: jax.Array, seed: int):
+    def __init__(
+        self, server: Server, state: ServerState, number: int, rng: jax.Array, seed: int, attempt: int
+    ):
         self._server, self._state, self._rng = server, state, rng
-        self._number, self._seed = number, seed
+        self._number, self._seed, self._attempt = number, seed, attempt
         self._open: dict[str, _Member] = {}
         self._served: list[Mapping[str, np.ndarray]] = []
         self._done: dict[str, Any] = {}
@@ -158,28 +189,32 @@ class Round:
         """Return one invitation message for every client of the cohort. Each contains its own task."""
         tasks = []
         for client in cohort:
-            name = hashlib.sha256(f"{self._server.run}/{self._number}/{client}".encode()).hexdigest()[:32]
-            if name in self._open or name in self._done:
+            here = self._server.about(self._number, client, self._attempt)
+            if here.task in self._open or here.task in self._done:
                 raise UserError(f"client {client!r} was invited to this round already")
-            self._open[name] = _Member(client)
-            tasks.append(write_invitation(Invitation(self._about(name), self._seed, self._number)))
+            self._open[here.task] = _Member(client, here)
+            tasks.append(write_invitation(Invitation(here, str(client), self._seed, self._number)))
         return tasks
 
-    def serve(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
-        """Return the slices for a task's keys. A client may ask again, but only for the same keys."""
+    def grant(self, task: str, keys: Mapping[str, np.ndarray]) -> About | Refused:
+        """Record the keys of a task. They cannot change later. Returns what the task's messages belong to."""
         member = self._open.get(task)
         if member is None:
             return self._unknown(task)
-        partition = self._server.algorithm.partition
-        wrong = _wrong_keys(partition, keys)
-        if wrong:
-            return Refused("keys", wrong)
+        refused = wrong_keys(self._server.algorithm.partition, keys, member.keys)
+        if refused:
+            return refused
         if member.keys is None:
             self._open[task] = member._replace(keys=dict(keys))
             self._served.append(keys)
-        elif any(not np.array_equal(member.keys[space], keys[space]) for space in partition.spaces):
-            return Refused("keys", "this task has asked for other keys before")
-        message = send(partition, self._state.params, keys, self._rng, self._about(task))
+        return member.about
+
+    def serve(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
+        """The slices of a task's keys. A client may ask again, for the same keys."""
+        here = self.grant(task, keys)
+        if isinstance(here, Refused):
+            return here
+        message = send(self._server.algorithm.partition, self._state.params, keys, self._rng, here)
         self._down += len(message)
         return message
 
@@ -189,31 +224,21 @@ class Round:
             belongs = about(report)
         except UserError as error:
             return Refused("malformed", str(error))
-        task, member = belongs.task, self._open.get(belongs.task)
-        refused = self._wrong_place(belongs)
-        if refused:
-            return refused
+        member = self._open.get(belongs.task)
         if member is None:
-            return self._unknown(task)
-        if member.keys is None:
-            return Refused("keys", "this task has not asked for its slices yet")
-        algorithm = self._server.algorithm
-        num_keys = {space: len(keys) for space, keys in member.keys.items()}
-        try:
-            _, sent = read_report(report, report_shapes(algorithm.aggregator, algorithm.partition, num_keys))
-        except UserError as error:
-            return Refused("malformed", str(error))
-        refused = _wrong_values(sent) if sent.valid else None
-        if refused:
-            return refused
-        del self._open[task]
-        self._done[task] = member.client
+            here = self._server.about(self._number, "")._replace(task=belongs.task)
+            return _wrong_place(belongs, here) or self._unknown(belongs.task)
+        sent = self._server.read(member.about, member.keys, report)
+        if isinstance(sent, Refused):
+            return sent
+        del self._open[belongs.task]
+        self._done[belongs.task] = member.client
         self._up += len(report)
         if not sent.valid:
             self._broken.append(member.client)
-            return Accepted(member.client, valid=False)
-        self._add(sent, member.keys)
-        return Accepted(member.client, valid=True)
+        elif member.keys is not None:
+            self._add(sent, member.keys)
+        return Accepted(member.client, bool(sent.valid))
 
     def close(self) -> Closed:
         """End the round. Returns the next version of the model, made from the accepted reports."""
@@ -252,38 +277,39 @@ class Round:
         """Keys as row numbers, padded with a row number that does not exist."""
         return pad_to_power(keys.astype(np.int32), self._server.algorithm.partition.num_keys(space))
 
-    def _about(self, task: str) -> About:
-        return About(self._server.run, self._number, task, self._server.algorithm.partition.digest)
-
     def _unknown(self, task: str) -> Refused:
         if task in self._done:
             return Refused("duplicate", f"task {task} has reported already")
         return Refused("task", f"there is no task {task} in this round")
 
-    def _wrong_place(self, belongs: About) -> Refused | None:
-        """Refuse a report of another run, another version or another model; None if it belongs here."""
-        here = self._about(belongs.task)._asdict()
-        reasons: tuple[Reason, ...] = ("run", "version", "model")
-        for reason in reasons:
-            found = getattr(belongs, reason)
-            if found != here[reason]:
-                return Refused(
-                    reason, f"the report's {reason} is {found!r}, and this round's is {here[reason]!r}"
-                )
-        return None
+
+def _wrong_place(belongs: About, here: About) -> Refused | None:
+    """Refuse a report of another run, version, model or task; None if it belongs here."""
+    reasons: tuple[Reason, ...] = ("run", "version", "model", "task")
+    for reason in reasons:
+        found, wanted = getattr(belongs, reason), getattr(here, reason)
+        if found != wanted:
+            return Refused(reason, f"the report's {reason} is {found!r}, and here it is {wanted!r}")
+    return None
 
 
-def _wrong_keys(partition: Partition, keys: Mapping[str, np.ndarray]) -> str:
-    """What is wrong with the keys of a request; an empty string if nothing is wrong."""
+def wrong_keys(
+    partition: Partition, keys: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray] | None = None
+) -> Refused | None:
+    """Refuse keys that do not exist, or that differ from those that the task had `before`; None if all is well."""
     if set(keys) != set(partition.spaces):
-        return f"keys of {sorted(keys)} were asked for, and there are {sorted(partition.spaces)}"
+        return Refused(
+            "keys", f"keys of {sorted(keys)} were asked for, and there are {sorted(partition.spaces)}"
+        )
     for space, each in keys.items():
         most = partition.num_keys(space)
         if each.ndim != 1 or not np.issubdtype(each.dtype, np.integer):
-            return f"keys of '{space}' must be a list of whole numbers"
-        if len(each) and (each[0] < 0 or each[-1] >= most or np.any(np.diff(each) <= 0)):
-            return f"keys of '{space}' must be sorted, each once, from 0 to {most - 1}"
-    return ""
+            return Refused("keys", f"keys of '{space}' must be a list of whole numbers")
+        if len(each) and (each[0] < 0 or each[-1] >= most or np.any(each[1:] <= each[:-1])):
+            return Refused("keys", f"keys of '{space}' must be sorted, each once, from 0 to {most - 1}")
+        if before is not None and not np.array_equal(before[space], each):
+            return Refused("keys", f"this task has asked for other keys of '{space}' before")
+    return None
 
 
 def _wrong_values(sent: Contribution) -> Refused | None:
