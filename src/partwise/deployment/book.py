@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
 Phase = Literal["waiting", "open", "closing", "ended"]
+Lock = Literal["none", "share", "alone"]
 TaskState = Literal["open", "leased", "reported"]
 
 
@@ -49,8 +50,9 @@ class TaskRow(NamedTuple):
 class Book(Protocol):
     """The rows, as one transaction sees them: all of its writes happen, or none."""
 
-    def round(self) -> RoundRow:
-        """The round; nobody else changes it until this transaction ends."""
+    def round(self, lock: Lock = "none") -> RoundRow:
+        """The round. Until this transaction ends, nobody else changes it ("share"), or reads it to share or change
+        it ("alone")."""
         ...
 
     def put_round(self, row: RoundRow) -> None:
@@ -103,7 +105,7 @@ class MemoryBook:
         self._seen: dict[str, tuple[float, bool]] = {}
         self._tasks: dict[str, TaskRow] = {}
 
-    def round(self) -> RoundRow:
+    def round(self, lock: Lock = "none") -> RoundRow:
         """As `Book.round`."""
         return self._round
 

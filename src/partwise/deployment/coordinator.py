@@ -142,6 +142,7 @@ class Coordinator:
             task = about(report).task
         except UserError as error:
             return Refused("malformed", str(error))
+        book.round("share")  # before the task, as whoever closes the round does
         before = book.task(task)
         if before is not None and before.device == device and before.report == report:
             return Accepted(before.client, valid=True)
@@ -162,7 +163,8 @@ class Coordinator:
         row = self._opened(book, now)
         if row.phase not in ("open", "closing"):
             return None
-        if row.phase == "closing" and row.closing_until > now:
+        row = book.round("alone")
+        if row.phase not in ("open", "closing") or (row.phase == "closing" and row.closing_until > now):
             return None
         verdict = "close" if row.phase == "closing" else self._verdict(book, row, now)
         if verdict == "repeat":
@@ -191,7 +193,7 @@ class Coordinator:
 
     def commit(self, book: Book, due: Due) -> bool:
         """The next version is published; False if another process was quicker."""
-        row = book.round()
+        row = book.round("alone")
         if (row.number, row.attempt, row.closer) != (due.round.number, due.round.attempt, due.round.closer):
             return False
         number = row.number + 1
@@ -210,6 +212,9 @@ class Coordinator:
             return row
         there, wanted = book.present(now - self.rules.fresh), self.rules.recruiting
         if len(there) < wanted.asked:
+            return row
+        row = book.round("alone")
+        if row.phase != "waiting":
             return row
         # All that are asked are invited; whether one has enough examples, its device knows.
         wanted = wanted._replace(size=wanted.asked, over_selection=1, dropout=0, min_examples=0)
@@ -248,7 +253,7 @@ class Coordinator:
 
     def _current(self, book: Book, device: str, task: str) -> TaskRow | Refused:
         """A task of this device in the open round."""
-        row, here = book.task(task), book.round()
+        here, row = book.round("share"), book.task(task)
         if row is None or row.device != device:
             return Refused("task", f"this device has no task {task}")
         if row.state == "reported":
