@@ -139,7 +139,7 @@ def closed(desk, now, state=None):
     due = desk.due("p", now)
     assert due is not None
     done = desk.close(state or init_server(ALGORITHM, jax.random.key(0)), due)
-    assert desk.commit(due)
+    assert desk.commit(due, "file")
     return done
 
 
@@ -246,8 +246,8 @@ def test_one_process_closes_a_round_and_another_takes_over_if_it_dies(transactio
         *(jax.tree_util.tree_leaves(desk.close(state, x).state) for x in (dead, taken)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-    assert desk.commit(taken)
-    assert not desk.commit(dead)
+    assert desk.commit(taken, "file")
+    assert not desk.commit(dead, "file")
     assert desk.round().number == 1
 
 
@@ -349,7 +349,7 @@ class Federation(RuleBasedStateMachine):
     def closes(self, data):
         due = data.draw(st.sampled_from(self.due))
         done = self.deciding.close(self.state, due)
-        if self.deciding.commit(due):
+        if self.deciding.commit(due, "file"):
             number = due.round.number
             assert number not in self.counted
             self.counted[number] = {task.id for task in due.tasks if task.report is not None}

@@ -32,6 +32,14 @@ class RoundRow(NamedTuple):
     closing_until: float = 0.0  # if that process is not done by then, another one may
 
 
+class VersionRow(NamedTuple):
+    """A version of the model that was published."""
+
+    number: int  # how many rounds made it
+    file: str  # where its state is
+    record: str  # of the round that made it, as JSON
+
+
 class TaskRow(NamedTuple):
     """One client's work in a round."""
 
@@ -95,6 +103,14 @@ class Book(Protocol):
         """Lease these tasks until then; their bytes stay."""
         ...
 
+    def put_version(self, row: VersionRow) -> None:
+        """Add a version of the model."""
+        ...
+
+    def version(self, number: int) -> VersionRow | None:
+        """The version that so many rounds made."""
+        ...
+
 
 class MemoryBook:
     """A book in memory."""
@@ -104,6 +120,7 @@ class MemoryBook:
         self._clients: dict[str, ClientRow] = {}
         self._seen: dict[str, tuple[float, bool]] = {}
         self._tasks: dict[str, TaskRow] = {}
+        self._versions: dict[int, VersionRow] = {}
 
     def round(self, lock: Lock = "none") -> RoundRow:
         """As `Book.round`."""
@@ -150,3 +167,11 @@ class MemoryBook:
     def lease(self, tasks: Iterable[str], until: float) -> None:
         """As `Book.lease`."""
         self.put_tasks(self._tasks[task]._replace(state="leased", lease_until=until) for task in tasks)
+
+    def put_version(self, row: VersionRow) -> None:
+        """As `Book.put_version`."""
+        self._versions[row.number] = row
+
+    def version(self, number: int) -> VersionRow | None:
+        """As `Book.version`."""
+        return self._versions.get(number)

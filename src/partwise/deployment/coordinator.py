@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from partwise.checkpoint import from_bytes, to_bytes
-from partwise.deployment.book import Book, ClientRow, RoundRow, TaskRow
+from partwise.deployment.book import Book, ClientRow, RoundRow, TaskRow, VersionRow
 from partwise.randomness import round_rng
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import Invitation, about
@@ -191,12 +191,13 @@ class Coordinator:
                     raise UserError(f"a report of '{task.client}' in the journal is not one: {verdict.what}")
         return now.close()
 
-    def commit(self, book: Book, due: Due) -> bool:
-        """The next version is published; False if another process was quicker."""
+    def commit(self, book: Book, due: Due, file: str, record: str = "{}") -> bool:
+        """Publish the next version, whose state is in `file`; False if another process was quicker."""
         row = book.round("alone")
         if (row.number, row.attempt, row.closer) != (due.round.number, due.round.attempt, due.round.closer):
             return False
         number = row.number + 1
+        book.put_version(VersionRow(number, file, record))
         phase = "ended" if number >= self.rules.rounds else "waiting"
         book.put_round(RoundRow(number, 0, phase))
         return True

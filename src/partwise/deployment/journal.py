@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from partwise.deployment.book import ClientRow, Lock, RoundRow, TaskRow
+from partwise.deployment.book import ClientRow, Lock, RoundRow, TaskRow, VersionRow
 from partwise.types import UserError
 
 VERSION = 1  # of the tables
@@ -68,6 +68,13 @@ TASKS = sa.Table(
     sa.Column("keys", sa.LargeBinary),
     sa.Column("report", sa.LargeBinary),
     sa.Index("tasks_of_round", "number", "attempt", "device"),
+)
+VERSIONS = sa.Table(
+    "versions",
+    TABLES,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("file", sa.Text, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
 )
 SMALL = [column for column in TASKS.columns if column.name not in ("keys", "report")]
 
@@ -183,6 +190,15 @@ class SqlBook:
         """As `Book.lease`."""
         query = sa.update(TASKS).where(TASKS.c.id.in_(list(tasks)))
         self._connection.execute(query.values(state="leased", lease_until=until))
+
+    def put_version(self, row: VersionRow) -> None:
+        """As `Book.put_version`."""
+        self._connection.execute(sa.insert(VERSIONS).values(row._asdict()))
+
+    def version(self, number: int) -> VersionRow | None:
+        """As `Book.version`."""
+        found = self._connection.execute(sa.select(VERSIONS).where(VERSIONS.c.number == number)).one_or_none()
+        return None if found is None else VersionRow(*found)
 
     def _tasks(self, columns: list[Any], number: int, attempt: int, *more: Any) -> list[TaskRow]:
         query = sa.select(*columns).where(TASKS.c.number == number, TASKS.c.attempt == attempt, *more)
