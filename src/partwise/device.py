@@ -29,6 +29,7 @@ from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
 from partwise.server.messages import Slices, read_slices, write_report
+from partwise.types import UserError
 
 
 class Asked(NamedTuple):
@@ -72,6 +73,11 @@ def ask(
         round_number: The round, for choices that change with the round.
     """
     examples = _packed(examples)
+    if examples.num_clients != 1:
+        raise UserError(
+            f"a device works for one client at a time, and this store has {examples.num_clients}: take one with "
+            f"store.gather([position])"
+        )
     own, positions = own_keys(examples, partition)
     numbers = client_numbers(examples.client_ids)
     chosen = choose_all(own, partition.all_keys, choose, numbers, seed, round_number)

@@ -70,31 +70,37 @@ def check_algorithm(
 
 def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
     """Check that order does not matter, that clients with weight 0 are ignored, and that the mean of equal
-    updates is that update."""
+    updates is that update, whatever their clients weigh."""
     rng = np.random.default_rng(0)
     updates = [{"x": jnp.asarray(rng.normal(size=3), jnp.float32)} for _ in range(4)]
-    reports = [
-        Report(u, jnp.asarray(float(w)), zero_sums()) for u, w in zip(updates, (3, 1, 2, 0), strict=True)
-    ]
+    weights, parts = (3.0, 1.0, 2.0, 0.0), _all_shared()
 
-    parts = _all_shared()
-
-    def decode(order: list[int]) -> Mapping[str, jax.Array]:
+    def decode(order: list[int], same: Mapping[str, jax.Array] | None = None) -> Mapping[str, jax.Array]:
+        """The mean of these clients' updates, or of one update that they all have."""
         total = zero_total(aggregator, parts, {"x": jnp.zeros(3)})
         for i in order:
-            sent = aggregator.encode(reports[i], jax.random.key(i))
+            report = Report(same or updates[i], jnp.asarray(weights[i]), zero_sums())
+            sent = aggregator.encode(report, jax.random.key(i))
             assert sent.valid, "a finite update must give a valid contribution"
+            assert jnp.shape(sent.weight) == (), f"a weight must be one number, not {jnp.shape(sent.weight)}"
             before, total = total, add(parts, total, sent, {})
             assert _types(total) == _types(before), (
                 "contributions must have the type that `zero` begins the sum in"
             )
         total = aggregator.reveal(total)
-        return aggregator.decode(parts, total, aggregator.init(parts), jax.random.key(0))[0]
+        found = aggregator.decode(parts, total, aggregator.init(parts), jax.random.key(0))
+        assert isinstance(found, tuple), "decode must return (mean update, what it carries on)"
+        assert set(found[0]) == {"x"}, f"decode must return a mean for every leaf, not {sorted(found[0])}"
+        return found[0]
 
-    _assert_close(decode([0, 1, 2, 3]), decode([2, 0, 3, 1]), tol)
-    _assert_close(decode([0, 1, 2, 3]), decode([0, 1, 2]), tol)
-    _assert_close(decode([1, 1, 1]), updates[1], tol)
-    _assert_close(decode([3]), {"x": jnp.zeros(3)}, tol)
+    everyone = decode([0, 1, 2, 3])
+    for found, expected, what in (
+        (decode([2, 0, 3, 1]), everyone, "the order of the reports must not matter"),
+        (decode([0, 1, 2]), everyone, "a client without examples must not matter"),
+        (decode([0, 1, 2], updates[1]), updates[1], "the mean of equal updates must be that update"),
+        (decode([3]), {"x": jnp.zeros(3)}, "without any example the mean update must be 0"),
+    ):
+        _assert_close(found, expected, tol, what)
 
 
 def check_task(task: Task) -> None:
@@ -179,5 +185,6 @@ def _types(values: object) -> list[object]:
     return [jnp.result_type(leaf) for leaf in jax.tree_util.tree_leaves(values)]
 
 
-def _assert_close(a: object, b: object, tol: float) -> None:
-    jax.tree_util.tree_map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tol, atol=tol), a, b)
+def _assert_close(a: object, b: object, tol: float, what: str = "") -> None:
+    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=tol, atol=tol, err_msg=what)
+    jax.tree_util.tree_map(close, a, b)

@@ -19,6 +19,7 @@ from partwise.model.spec import Model
 from partwise.randomness import child, client_numbers, client_rng, words
 from partwise.server import optimizers
 from partwise.server.messages import SUMS, send
+from partwise.types import UserError
 
 NUM_ITEMS, DIM = 10, 3
 PLANTED = np.float32(1234.5677)
@@ -175,6 +176,11 @@ def test_a_client_without_examples_reports_nothing_and_breaks_nothing(setting):
     assert update_["item/table"].shape == (0, DIM)
     assert all(not np.any(change) for change in update_.values())
     assert device.evaluate(empty, nobody)["rmse"].weight == 0
+
+
+def test_a_device_works_for_one_client_at_a_time(setting, make_ratings):
+    with pytest.raises(UserError, match=r"this store has 2: take one with store\.gather"):
+        setting[1].ask(make_ratings([4, 7], NUM_ITEMS))
 
 
 def test_a_client_taken_out_of_a_store_is_that_client(setting, make_ratings):

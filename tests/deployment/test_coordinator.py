@@ -206,7 +206,7 @@ def test_lost_devices_do_not_hold_up_a_round_that_has_its_quorum(transactions):
     done = closed(desk, 10.0)
     assert (int(done.total.clients), done.missing) == (2, 1)
     desk.grant(f"device {c}", late.about.task, KEYS, 11.0)
-    assert desk.accept(f"device {c}", report_for(late), 11.0).reason == "version"
+    assert desk.accept(f"device {c}", report_for(late), 11.0).reason == "closed"
 
 
 def test_at_the_deadline_a_quorum_closes_the_round_and_less_repeats_it(transactions):
@@ -221,7 +221,7 @@ def test_at_the_deadline_a_quorum_closes_the_round_and_less_repeats_it(transacti
     assert (desk.round().attempt, desk.round().number) == (1, 0)
     desk.poll("device a", 100.0)
     assert first.about.task not in {task.id for task in desk.tasks(0, 1)}
-    assert desk.grant(f"device {a}", first.about.task, KEYS, 101.0).reason == "version"
+    assert desk.grant(f"device {a}", first.about.task, KEYS, 101.0).reason == "closed"
 
 
 def test_over_selection_closes_when_the_cohort_is_full(transactions):

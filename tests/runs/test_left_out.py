@@ -10,7 +10,7 @@ from partwise.data.text.sentences import TokenIds, split_sentence_stores
 from partwise.model.partition import local, partition
 from partwise.model.spec import Model
 from partwise.runs.sanity import check_going, left_out
-from partwise.runs.summary import not_finite
+from partwise.runs.summary import not_finite, past_its_best
 from partwise.runs.tally import Tally
 from partwise.runs.train import train
 from partwise.tasks import Setting, Task, load_task
@@ -147,3 +147,31 @@ def test_metrics_that_are_not_finite_are_named():
     metrics["over_clients"] = {"rmse": spread(math.nan), "accuracy": spread(0.5), "loss": spread(math.inf)}
     assert not_finite(metrics) == ["rmse", "loss"]
     assert not_finite(metrics | {"clients": 0}) == []
+
+
+def evaluated(losses):
+    """A tally of rounds that were all evaluated."""
+    tally = Tally()
+    for number, loss in enumerate(losses, 1):
+        numbers = dict.fromkeys(("clients", "empty", "too_small", "dropped", "bytes_down", "bytes_up"), 1)
+        known = {"round": number, "seconds": 1.0, "train": {"loss": 1.0}, "broken": []}
+        tally.add({**numbers, **known, "evaluation": {"loss": loss}})
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [
+        ([5, 3, 2, 3, 4], "lowest after round 3 (2) and is 4 after round 5"),
+        ([5, 4, 3, 2, 1], ""),
+        ([5, 3, 2, 2.05, 2.09], ""),
+        ([1, 2, 3], ""),
+        ([5, 3, 2, 3, None], ""),
+        ([5, 3, 2, 3, math.nan], ""),
+        ([-5, -6, -7, -6, -5], "lowest after round 3 (-7)"),
+    ],
+)
+def test_a_run_past_its_best_says_so(losses, says):
+    found = past_its_best(evaluated(losses))
+    assert says in found
+    assert bool(found) == bool(says)

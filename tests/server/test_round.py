@@ -198,6 +198,16 @@ def test_an_update_that_is_not_finite_is_counted_and_not_added(begun, state):
         np.testing.assert_array_equal(leaf, state.params[path])
 
 
+def test_what_comes_after_the_end_is_refused_and_nothing_is_closed_twice(begun):
+    now, _, b, report = begun
+    now.close()
+    assert now.accept(report).reason == "closed"
+    assert now.serve(b.about.task, {"item": np.array([1])}).reason == "closed"
+    for again in (now.close, lambda: now.invite(["c"])):
+        with pytest.raises(UserError, match="round 3 is closed already"):
+            again()
+
+
 def test_a_client_is_invited_once(begun):
     with pytest.raises(UserError, match="'a' was invited to this round already"):
         begun[0].invite(["c", "a"])

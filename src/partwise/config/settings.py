@@ -359,12 +359,16 @@ def _without_none(value: Any) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as dotted keys."""
     try:
-        document = tomllib.loads(Path(path).read_text())
+        return parse_toml(Path(path).read_text())
     except OSError as error:
         raise UserError(f"could not read the configuration '{path}': {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"'{path}' is not a TOML file: {error}") from None
-    return dict(_dotted(document, ""))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """TOML text as dotted keys."""
+    return dict(_dotted(tomllib.loads(text), ""))
 
 
 def _dotted(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

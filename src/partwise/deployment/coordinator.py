@@ -260,7 +260,7 @@ class Coordinator:
         if row.state == "reported":
             return Refused("duplicate", f"task {task} has reported already")
         if (row.number, row.attempt) != (here.number, here.attempt) or here.phase != "open":
-            return Refused("version", f"task {task} came too late: its round is closed")
+            return Refused("closed", f"task {task} came too late: its round is closed")
         return row
 
     def _about(self, row: TaskRow):

@@ -19,6 +19,9 @@ from partwise.runs.tally import Tally
 from partwise.runs.versions import versions
 from partwise.tasks import Task
 
+ENOUGH_LOOKS = 5  # fewer evaluations do not show whether the loss rises
+WORSE = 0.05  # a validation loss that is larger than the lowest by this share of it is worth a warning
+
 
 def summarize_run(
     task: Task, prepared: Prepared, config: Config, tally: Tally, test: Mapping[str, Any]
@@ -107,6 +110,23 @@ def _weights(weigh: Callable[..., Any]) -> str:
     if weigh is one_per_example:
         return "examples"
     return "by the model's own weight" if name.startswith("<") else name
+
+
+def past_its_best(tally: Tally) -> str:
+    """The message for a run whose validation loss was clearly lower in an earlier round; empty for others."""
+    looks = [point for point in tally.curve() if point["evaluation"]]
+    losses = [(look["evaluation"].get("loss"), look["round"]) for look in looks]
+    known = [(loss, number) for loss, number in losses if loss is not None and math.isfinite(loss)]
+    if len(known) < ENOUGH_LOOKS or known[-1] != losses[-1]:
+        return ""
+    (best, number), (last, end) = min(known), known[-1]
+    if last <= best + WORSE * abs(best):
+        return ""
+    return (
+        f"the validation loss was lowest after round {number:,} ({best:.4g}) and is {last:.4g} after round "
+        f"{end:,}: the model fits its training clients ever closer, and others worse. Train for fewer rounds "
+        f"(--rounds {number}, rounds={number}), or with a smaller model or lower rates"
+    )
 
 
 def not_finite(metrics: Mapping[str, Any]) -> list[str]:

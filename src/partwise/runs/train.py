@@ -27,7 +27,14 @@ from partwise.runs.resolve import (
     resumed,
 )
 from partwise.runs.sanity import check_cohort, check_fit, check_going
-from partwise.runs.summary import device_words, judged, nobody_judged, summarize_run, tell_not_finite
+from partwise.runs.summary import (
+    device_words,
+    judged,
+    nobody_judged,
+    past_its_best,
+    summarize_run,
+    tell_not_finite,
+)
 from partwise.runs.tally import Tally
 from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
@@ -190,6 +197,9 @@ def _train(
     summary["seconds_total"] = time.perf_counter() - began
     if folder:
         folder.save_summary(summary)
+    past = past_its_best(recorder.tally)
+    if past:
+        warnings.warn(past, RunWarning, stacklevel=3)
     if not test["clients"]:
         warnings.warn(nobody_judged("test"), RunWarning, stacklevel=3)
     if summary["not_finite"]:

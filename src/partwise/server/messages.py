@@ -176,7 +176,8 @@ def _read(kind: str, data: bytes, shapes: Shapes) -> tuple[dict[str, np.ndarray]
     header = header_of(data, LARGEST_HEADER)
     if header.get("format") != FORMAT or header.get("kind") != kind:
         raise UserError(
-            f"expected a {kind} in format {FORMAT}, not a {header.get('kind')} in format {header.get('format')}"
+            f"this message must be '{kind}' in format {FORMAT}, and it is '{header.get('kind')}' in format "
+            f"{header.get('format')}"
         )
     arrays, _ = from_bytes(data)
     if arrays or header.get("valid", True):

@@ -76,7 +76,9 @@ def finish(
     return step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0), total
 
 
-Reason = Literal["malformed", "run", "version", "model", "task", "duplicate", "keys", "not finite", "weight"]
+Reason = Literal[
+    "malformed", "run", "version", "model", "task", "duplicate", "closed", "keys", "not finite", "weight"
+]
 
 
 class Refused(NamedTuple):
@@ -183,10 +185,12 @@ class Round:
         self._done: dict[str, Any] = {}
         self._broken: list[Any] = []
         self._down = self._up = 0
+        self._closed = False
         self._total = server.zero(state.params)
 
     def invite(self, cohort: Iterable[Any]) -> list[bytes]:
         """Return one invitation message for every client of the cohort. Each contains its own task."""
+        self._check_open()
         tasks = []
         for client in cohort:
             here = self._server.about(self._number, client, self._attempt)
@@ -199,6 +203,8 @@ class Round:
     def grant(self, task: str, keys: Mapping[str, np.ndarray]) -> About | Refused:
         """Record the keys of a task. They cannot change later. Returns what the task's messages belong to."""
         member = self._open.get(task)
+        if self._closed:
+            return Refused("closed", "the round is closed")
         if member is None:
             return self._unknown(task)
         refused = wrong_keys(self._server.algorithm.partition, keys, member.keys)
@@ -228,6 +234,8 @@ class Round:
         if member is None:
             here = self._server.about(self._number, "")._replace(task=belongs.task)
             return _wrong_place(belongs, here) or self._unknown(belongs.task)
+        if self._closed:
+            return Refused("closed", f"task {belongs.task} came too late: the round is closed")
         sent = self._server.read(member.about, member.keys, report)
         if isinstance(sent, Refused):
             return sent
@@ -242,6 +250,8 @@ class Round:
 
     def close(self) -> Closed:
         """End the round. Returns the next version of the model, made from the accepted reports."""
+        self._check_open()
+        self._closed = True
         algorithm, keyed = self._server.algorithm, self._server.algorithm.partition.spaces
         asked = {space: [keys[space] for keys in self._served] for space in keyed}
         rows = {space: np.unique(np.concatenate(each)) for space, each in asked.items() if each}
@@ -276,6 +286,10 @@ class Round:
     def _rows(self, space: str, keys: np.ndarray) -> np.ndarray:
         """Keys as row numbers, padded with a row number that does not exist."""
         return pad_to_power(keys.astype(np.int32), self._server.algorithm.partition.num_keys(space))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UserError(f"round {self._number} is closed already: begin the next one with `Server.begin`")
 
     def _unknown(self, task: str) -> Refused:
         if task in self._done:
