@@ -68,7 +68,7 @@ class Book(Protocol):
         ...
 
     def join(self, clients: Iterable[ClientRow]) -> None:
-        """Add clients after those that are there; one that is there already only gets another device."""
+        """Add clients; one that is there already moves to another device."""
         ...
 
     def see(self, device: str, now: float, ready: bool) -> None:
@@ -76,7 +76,8 @@ class Book(Protocol):
         ...
 
     def present(self, since: float) -> list[ClientRow]:
-        """Clients on devices that were ready when last seen, which was not before `since`, as they joined."""
+        """Clients on devices that were ready when last seen, which was not before `since`, sorted by name: who
+        joined first must not matter."""
         ...
 
     def task(self, task: str) -> TaskRow | None:
@@ -141,7 +142,7 @@ class MemoryBook:
     def present(self, since: float) -> list[ClientRow]:
         """As `Book.present`."""
         there = {device for device, (seen, ready) in self._seen.items() if ready and seen >= since}
-        return [row for row in self._clients.values() if row.device in there]
+        return sorted(row for row in self._clients.values() if row.device in there)
 
     def task(self, task: str) -> TaskRow | None:
         """As `Book.task`."""

@@ -40,6 +40,7 @@ class Rules(NamedTuple):
     closing:    that a process has to close a round, before another one may
     fresh:      a device that has not asked for work for longer than this is not invited
     poll:       after which a device without work asks again
+    at_least:   clients that must be there before a round opens (it needs those that it asks in any case)
     """
 
     recruiting: Recruiting
@@ -51,6 +52,7 @@ class Rules(NamedTuple):
     closing: float = 60.0
     fresh: float = 60.0
     poll: float = 1.0
+    at_least: int = 0
 
     def check(self) -> Rules:
         """Itself, if a round can be closed by these rules."""
@@ -212,7 +214,7 @@ class Coordinator:
         if row.phase != "waiting":
             return row
         there, wanted = book.present(now - self.rules.fresh), self.rules.recruiting
-        if len(there) < wanted.asked:
+        if len(there) < max(wanted.asked, self.rules.at_least):
             return row
         row = book.round("alone")
         if row.phase != "waiting":

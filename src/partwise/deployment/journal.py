@@ -39,8 +39,7 @@ DEVICES = sa.Table(
 CLIENTS = sa.Table(
     "clients",
     TABLES,
-    sa.Column("joined", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("name", sa.Text, nullable=False, unique=True),
+    sa.Column("name", sa.Text(collation="C").with_variant(sa.Text(), "sqlite"), primary_key=True),
     sa.Column("device", sa.Text, nullable=False, index=True),
 )
 ROUND = sa.Table(
@@ -159,7 +158,7 @@ class SqlBook:
         """As `Book.present`."""
         there = sa.and_(DEVICES.c.ready, DEVICES.c.seen >= since)
         query = sa.select(CLIENTS.c.name, CLIENTS.c.device).join(DEVICES, DEVICES.c.name == CLIENTS.c.device)
-        rows = self._connection.execute(query.where(there).order_by(CLIENTS.c.joined))
+        rows = self._connection.execute(query.where(there).order_by(CLIENTS.c.name))
         return [ClientRow(*row) for row in rows]
 
     def task(self, task: str) -> TaskRow | None:

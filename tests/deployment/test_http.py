@@ -1,0 +1,180 @@
+"""A real server and agents that talk to it over HTTP: the model is the plain backend's, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import urllib3
+import uvicorn
+
+from partwise.algorithms.registry import prepare
+from partwise.deployment.agent import Agent
+from partwise.deployment.coordinator import Rules
+from partwise.deployment.federation import algorithm_of, open_hub
+from partwise.deployment.http_link import HttpLink, UnreachableError
+from partwise.deployment.http_server import application
+from partwise.runs.resolve import resolve
+from partwise.simulation.plain import PlainSimulation
+
+ROUNDS, COHORT = 3, 4
+SMALL = {
+    "data.num_clients": 30,
+    "data.num_items": 20,
+    "data.mean_examples": 12,
+    "data.dim": 2,
+    "cohort.size": COHORT,
+    "rounds": ROUNDS,
+    "server.schedule": "constant",
+}
+
+
+@contextlib.contextmanager
+def serving(hub, offer):
+    """A uvicorn server in a thread; its URL."""
+    config = uvicorn.Config(application(hub, offer), host="127.0.0.1", port=0, log_level="error")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """Task and configuration, clients sorted by name, as a coordinator draws them."""
+    task, config = resolve("planted", None, SMALL)
+    names = [str(name) for name in task.train.client_ids.tolist()]
+    task = task._replace(train=task.train.take(np.argsort(names)))
+    return task, config, prepare(task, config)
+
+
+@pytest.fixture(scope="module")
+def plain(setting):
+    _, config, prepared = setting
+    simulation = PlainSimulation(
+        prepared.build, prepared.rates, prepared.store, prepared.recruiting, seed=config.seed
+    )
+    return [record for call in simulation.run(ROUNDS) for record in call], simulation.state
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def journal(request):
+    return None if request.param == "sqlite" else request.getfixturevalue("new_postgres")()
+
+
+def rules_for(prepared, **changes):
+    rules = Rules(prepared.recruiting, seed=0, rounds=ROUNDS, quorum=COHORT, fresh=1e6, poll=0.02)
+    return rules._replace(at_least=prepared.store.num_clients, **changes)
+
+
+def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, journal):
+    task, config, prepared = setting
+    hub, offer = open_hub(task, config, rules_for(prepared), tmp_path, journal)
+    done = []
+
+    def work(url, places):
+        store = prepared.store.gather(places)
+        link = HttpLink(url, f"agent {places[0]}")
+        algorithm = algorithm_of(link.offer(), store)
+        done.extend(Agent(link, algorithm, store, most=3).run())
+
+    with serving(hub, offer) as url:
+        halves = np.array_split(np.arange(prepared.store.num_clients), 2)
+        agents = [threading.Thread(target=work, args=(url, half)) for half in halves]
+        for agent in agents:
+            agent.start()
+        for agent in agents:
+            agent.join()
+        health = json.loads(urllib3.request("GET", f"{url}/healthz").data)
+    records, state = plain
+    assert health == {"run": offer.run, "version": ROUNDS, "phase": "ended"}
+    assert len(done) == ROUNDS * COHORT
+    assert all(each.accepted for each in done)
+    for path, leaf in state.params.items():
+        np.testing.assert_array_equal(np.asarray(hub.state(ROUNDS).params[path]), np.asarray(leaf))
+    with hub.journal.transaction() as book:
+        told = [json.loads(book.version(number + 1).record) for number in range(ROUNDS)]
+    assert [each["loss"] for each in told] == [record.loss for record in records]
+    assert [each["clients"] for each in told] == [record.clients for record in records]
+    hub.journal.close()
+
+
+def test_a_hub_goes_on_where_another_was_killed(setting, plain, tmp_path):
+    """Whatever the first one knew is in the journal and in the folder."""
+    task, config, prepared = setting
+    algorithm, rules = prepared.build(prepared.rates), rules_for(prepared)
+    for stop in (1, 5, ROUNDS * COHORT):
+        hub, offer = open_hub(task, config, rules, tmp_path)
+        with serving(hub, offer) as url:
+            agent = Agent(HttpLink(url, "site"), algorithm, prepared.store)
+            for number, _ in enumerate(agent.run(), 1):
+                if number == stop and hub.round().number < ROUNDS - 1:
+                    break
+        hub.journal.close()
+    hub, _ = open_hub(task, config, rules, tmp_path)
+    assert hub.round().phase == "ended"
+    for path, leaf in plain[1].params.items():
+        np.testing.assert_array_equal(np.asarray(hub.state(ROUNDS).params[path]), np.asarray(leaf))
+
+
+@pytest.fixture(scope="module")
+def quiet(setting, tmp_path_factory):
+    """A server at which nobody works."""
+    task, config, prepared = setting
+    hub, offer = open_hub(task, config, rules_for(prepared), tmp_path_factory.mktemp("quiet"))
+    with serving(hub, offer) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "reason"),
+    [
+        ("/v1/poll", b"", 400, "malformed"),
+        ("/v1/poll", b'{"ready": 1, "most": 1}', 400, "malformed"),
+        ("/v1/poll", b'{"ready": true}', 400, "malformed"),
+        ("/v1/join", b'{"clients": "a"}', 400, "malformed"),
+        ("/v1/join", b'{"clients": [""]}', 400, "malformed"),
+        ("/v1/join", b'{"clients": [' + b'"a",' * 300_000 + b'"a"]}', 413, "too large"),
+        ("/v1/reports", b"nothing", 400, "malformed"),
+        ("/v1/reports", bytes(4 << 20), 413, "too large"),
+        ("/v1/tasks/none/slices", b"nothing", 400, "malformed"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(quiet, path, body, status, reason):
+    answer = urllib3.request("POST", quiet + path, body=body, headers={"device": "x"})
+    assert (answer.status, json.loads(answer.data)["reason"]) == (status, reason)
+
+
+def test_nobody_is_refused(quiet):
+    answer = urllib3.request("POST", f"{quiet}/v1/poll", body=b'{"ready": true, "most": 1}')
+    assert (answer.status, json.loads(answer.data)["reason"]) == (401, "unknown")
+
+
+def test_a_server_that_is_not_there_is_tried_again(setting, quiet):
+    """First it does not answer, then it does."""
+    _, _, prepared = setting
+    waits = []
+
+    class Flaky(HttpLink):
+        def _request(self, method, path, body=None):
+            if path == "/v1/poll" and len(waits) < 3:
+                raise UnreachableError("not yet")
+            if path == "/v1/poll":
+                raise KeyboardInterrupt
+            return super()._request(method, path, body)
+
+    agent = Agent(Flaky(quiet, "x"), prepared.build(prepared.rates), prepared.store, sleep=waits.append)
+    with pytest.raises(KeyboardInterrupt):
+        list(agent.run())
+    assert len(waits) == 3
+    assert waits[2] > waits[0]
