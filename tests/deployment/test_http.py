@@ -14,12 +14,15 @@ import uvicorn
 
 from partwise.algorithms.registry import prepare
 from partwise.deployment.agent import Agent
+from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.certificates import make_certificates
 from partwise.deployment.coordinator import Rules
 from partwise.deployment.federation import algorithm_of, open_hub
 from partwise.deployment.http_link import HttpLink, UnreachableError
 from partwise.deployment.http_server import application
 from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
+from partwise.types import UserError
 
 ROUNDS, COHORT = 3, 4
 SMALL = {
@@ -34,16 +37,17 @@ SMALL = {
 
 
 @contextlib.contextmanager
-def serving(hub, offer):
+def serving(hub, offer, certificates=None):
     """A uvicorn server in a thread; its URL."""
-    config = uvicorn.Config(application(hub, offer), host="127.0.0.1", port=0, log_level="error")
+    tls = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key} if certificates else {}
+    config = uvicorn.Config(application(hub, offer), host="127.0.0.1", port=0, log_level="error", **tls)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
     try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()
@@ -72,6 +76,13 @@ def journal(request):
     return None if request.param == "sqlite" else request.getfixturevalue("new_postgres")()
 
 
+def enrolled(hub, **known):
+    """The key of a device that may take part."""
+    key = DeviceKey.new()
+    hub.journal.enroll(KeyRow(key.device, key.public, **known))
+    return key
+
+
 def rules_for(prepared, **changes):
     rules = Rules(prepared.recruiting, seed=0, rounds=ROUNDS, quorum=COHORT, fresh=1e6, poll=0.02)
     return rules._replace(at_least=prepared.store.num_clients, **changes)
@@ -80,22 +91,25 @@ def rules_for(prepared, **changes):
 def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, journal):
     task, config, prepared = setting
     hub, offer = open_hub(task, config, rules_for(prepared), tmp_path, journal)
-    done = []
+    done, certificates = [], make_certificates(tmp_path)
 
     def work(url, places):
         store = prepared.store.gather(places)
-        link = HttpLink(url, f"agent {places[0]}")
+        link = HttpLink(url, enrolled(hub), certificates.authority)
         algorithm = algorithm_of(link.offer(), store)
         done.extend(Agent(link, algorithm, store, most=3).run())
 
-    with serving(hub, offer) as url:
+    with serving(hub, offer, certificates) as url:
         halves = np.array_split(np.arange(prepared.store.num_clients), 2)
         agents = [threading.Thread(target=work, args=(url, half)) for half in halves]
         for agent in agents:
             agent.start()
         for agent in agents:
             agent.join()
-        health = json.loads(urllib3.request("GET", f"{url}/healthz").data)
+        with pytest.raises(urllib3.exceptions.HTTPError):  # nobody signed the server's certificate
+            urllib3.request("GET", f"{url}/healthz", retries=False)
+        trusting = urllib3.PoolManager(ca_certs=str(certificates.authority))
+        health = json.loads(trusting.request("GET", f"{url}/healthz").data)
     records, state = plain
     assert health == {"run": offer.run, "version": ROUNDS, "phase": "ended"}
     assert len(done) == ROUNDS * COHORT
@@ -113,10 +127,12 @@ def test_a_hub_goes_on_where_another_was_killed(setting, plain, tmp_path):
     """Whatever the first one knew is in the journal and in the folder."""
     task, config, prepared = setting
     algorithm, rules = prepared.build(prepared.rates), rules_for(prepared)
+    key = None
     for stop in (1, 5, ROUNDS * COHORT):
         hub, offer = open_hub(task, config, rules, tmp_path)
+        key = key or enrolled(hub)
         with serving(hub, offer) as url:
-            agent = Agent(HttpLink(url, "site"), algorithm, prepared.store)
+            agent = Agent(HttpLink(url, key), algorithm, prepared.store)
             for number, _ in enumerate(agent.run(), 1):
                 if number == stop and hub.round().number < ROUNDS - 1:
                     break
@@ -133,7 +149,7 @@ def quiet(setting, tmp_path_factory):
     task, config, prepared = setting
     hub, offer = open_hub(task, config, rules_for(prepared), tmp_path_factory.mktemp("quiet"))
     with serving(hub, offer) as url:
-        yield url
+        yield url, hub
 
 
 @pytest.mark.parametrize(
@@ -151,13 +167,55 @@ def quiet(setting, tmp_path_factory):
     ],
 )
 def test_bad_requests_are_refused_by_name(quiet, path, body, status, reason):
-    answer = urllib3.request("POST", quiet + path, body=body, headers={"device": "x"})
+    url, hub = quiet
+    answer = urllib3.request("POST", url + path, body=body, headers=enrolled(hub).headers("POST", path, body))
     assert (answer.status, json.loads(answer.data)["reason"]) == (status, reason)
 
 
-def test_nobody_is_refused(quiet):
-    answer = urllib3.request("POST", f"{quiet}/v1/poll", body=b'{"ready": true, "most": 1}')
-    assert (answer.status, json.loads(answer.data)["reason"]) == (401, "unknown")
+BODY = b'{"ready": true, "most": 1}'
+
+
+def polled(url, headers, body=BODY):
+    """Status and words of the answer to a poll."""
+    answer = urllib3.request("POST", f"{url}/v1/poll", body=body, headers=headers)
+    return answer.status, json.loads(answer.data).get("what", "")
+
+
+def test_who_may_not_ask_is_refused(quiet):
+    url, hub = quiet
+    key, other = enrolled(hub), DeviceKey.new()
+    sign = lambda key, **more: key.headers("POST", "/v1/poll", BODY, **more)
+    assert polled(url, sign(key))[0] == 200
+    revoked, expired = enrolled(hub, revoked=1.0), enrolled(hub, expires=1.0)
+    once = sign(key)
+    assert polled(url, once)[0] == 200
+    for headers, status, words in (
+        ({}, 401, "not signed"),
+        (sign(other), 401, "not enrolled"),
+        (sign(other) | {"partwise-device": key.device}, 401, "does not fit"),
+        (sign(key) | {"partwise-signature": "@"}, 401, "does not fit"),
+        (sign(key, now=time.time() - 400), 401, "seconds off"),
+        (sign(key) | {"partwise-time": "soon"}, 401, "does not fit"),
+        (sign(revoked), 403, "was revoked"),
+        (sign(expired), 403, "has expired"),
+        (once, 409, "before"),
+        (key.headers("POST", "/v1/join", BODY), 401, "does not fit"),
+        (key.headers("GET", "/v1/poll", BODY), 401, "does not fit"),
+        (key.headers("POST", "/v1/poll", b"{}"), 401, "does not fit"),
+    ):
+        found = polled(url, headers)
+        assert found[0] == status, words
+        assert words in found[1]
+
+
+def test_a_key_survives_its_file_and_others_are_refused(tmp_path):
+    key = DeviceKey.new()
+    key.save(tmp_path / "key.pem")
+    assert (tmp_path / "key.pem").stat().st_mode & 0o077 == 0
+    assert DeviceKey.load(tmp_path / "key.pem").device == key.device
+    (tmp_path / "text").write_text("nothing")
+    with pytest.raises(UserError, match="is no device key"):
+        DeviceKey.load(tmp_path / "text")
 
 
 def test_a_server_that_is_not_there_is_tried_again(setting, quiet):
@@ -173,7 +231,10 @@ def test_a_server_that_is_not_there_is_tried_again(setting, quiet):
                 raise KeyboardInterrupt
             return super()._request(method, path, body)
 
-    agent = Agent(Flaky(quiet, "x"), prepared.build(prepared.rates), prepared.store, sleep=waits.append)
+    url, hub = quiet
+    agent = Agent(
+        Flaky(url, enrolled(hub)), prepared.build(prepared.rates), prepared.store, sleep=waits.append
+    )
     with pytest.raises(KeyboardInterrupt):
         list(agent.run())
     assert len(waits) == 3

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import urllib3
 
 from partwise.checkpoint import to_bytes
+from partwise.deployment.auth import DeviceKey
 from partwise.deployment.coordinator import Wait, Work
 from partwise.deployment.link import Offer, read_answer
 from partwise.server.round import Accepted, Refused
@@ -27,12 +29,14 @@ class HttpLink:
 
     Args:
         url: Where the server is, as in `https://example.org:8443`.
-        device: This device's name.
+        key: This device's key.
+        authority: A file with the certificate that signed the server's; by default those that the system trusts.
     """
 
-    def __init__(self, url: str, device: str):
-        self.url, self.device = url.rstrip("/"), device
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT, retries=False)
+    def __init__(self, url: str, key: DeviceKey, authority: str | Path | None = None):
+        self.url, self.key = url.rstrip("/"), key
+        trusted = str(authority) if authority else None
+        self._pool = urllib3.PoolManager(timeout=TIMEOUT, retries=False, ca_certs=trusted)
 
     def offer(self) -> Offer:
         """As `Link.offer`."""
@@ -70,7 +74,8 @@ class HttpLink:
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Status and body of the answer; errors of the network or the server mean: try again."""
         try:
-            answer = self._pool.request(method, self.url + path, body=body, headers={"device": self.device})
+            headers = self.key.headers(method, path, body or b"")
+            answer = self._pool.request(method, self.url + path, body=body, headers=headers)
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"{self.url} does not answer: {error}") from None
         if answer.status >= 500:

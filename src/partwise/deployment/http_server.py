@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from partwise.checkpoint import from_bytes
+from partwise.deployment.auth import WINDOW, NotAllowedError, verify
 from partwise.deployment.hub import Hub
+from partwise.deployment.journal import Journal
 from partwise.deployment.link import Offer, write_answer
 from partwise.server.messages import LARGEST_HEADER, report_shapes
 from partwise.server.round import Refused
@@ -37,31 +40,27 @@ SMALL = 1 << 20  # bytes of a request that is JSON
 TICK = 0.05  # seconds between looks whether a round is due
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
 
-Authenticate = Callable[[Request, bytes], str]  # (request, its body) -> the device; raises UnknownDeviceError
-
-
-class UnknownDeviceError(Exception):
-    """A request of nobody who may make it. `status` is 401 or 403."""
-
-    def __init__(self, status: int, what: str):
-        super().__init__(what)
-        self.status = status
+Authenticate = Callable[[Request, bytes], str]  # (request, its body) -> the device; raises NotAllowedError
 
 
 class TooLargeError(Exception):
     """A body of more bytes than there may be."""
 
 
-def by_header(request: Request, body: bytes) -> str:
-    """The device that the header `Device` names: for tests, and behind a proxy that sets it."""
-    name = request.headers.get("device", "")
-    if not name:
-        raise UnknownDeviceError(401, "the request does not say which device it is from")
-    return name
+def signed(journal: Journal) -> Authenticate:
+    """Requests are signed by devices whose keys are in the journal."""
+
+    def authenticate(request: Request, body: bytes) -> str:
+        now = time.time()
+        first_time = lambda device, nonce: journal.first_time(device, nonce, now, now - 2 * WINDOW)
+        return verify((request.method, request.url.path, request.headers, body), journal.key, first_time, now)
+
+    return authenticate
 
 
-def application(hub: Hub, offer: Offer, authenticate: Authenticate = by_header) -> Starlette:
-    """The application of one run."""
+def application(hub: Hub, offer: Offer, authenticate: Authenticate | None = None) -> Starlette:
+    """The application of one run; by default its devices sign their requests."""
+    authenticate = authenticate or signed(hub.journal)
     largest = _largest_report(hub)
     partition = hub.coordinator.server.algorithm.partition
     asked_for = LARGEST_HEADER + 8 * sum(partition.all_keys.values())
@@ -76,8 +75,8 @@ def application(hub: Hub, offer: Offer, authenticate: Authenticate = by_header) 
                 return await run_in_threadpool(work, device, body, request)
             except TooLargeError as error:
                 return _refusal(413, "too large", str(error))
-            except UnknownDeviceError as error:
-                return _refusal(error.status, "unknown", str(error))
+            except NotAllowedError as error:
+                return _refusal(error.status, "not allowed", str(error))
             except UserError as error:
                 return _refusal(400, "malformed", str(error))
 

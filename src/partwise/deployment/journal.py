@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
+from partwise.deployment.auth import KeyRow
 from partwise.deployment.book import ClientRow, Lock, RoundRow, TaskRow, VersionRow
 from partwise.types import UserError
 
@@ -75,6 +76,22 @@ VERSIONS = sa.Table(
     sa.Column("file", sa.Text, nullable=False),
     sa.Column("record", sa.Text, nullable=False),
 )
+KEYS = sa.Table(
+    "keys",
+    TABLES,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("public", sa.LargeBinary, nullable=False),
+    sa.Column("label", sa.Text, nullable=False),
+    sa.Column("expires", sa.Double),
+    sa.Column("revoked", sa.Double),
+)
+NONCES = sa.Table(
+    "nonces",
+    TABLES,
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("nonce", sa.Text, primary_key=True),
+    sa.Column("time", sa.Double, nullable=False, index=True),
+)
 SMALL = [column for column in TASKS.columns if column.name not in ("keys", "report")]
 
 
@@ -123,6 +140,30 @@ class Journal:
             raise UserError(
                 f"the journal '{_shown(self.url)}' does not answer: {_first_line(error)}"
             ) from error
+
+    def enroll(self, row: KeyRow) -> None:
+        """Let a device take part, or change what is known of its key."""
+        with self.transaction() as book:
+            book._put(KEYS, [row._asdict()], ["device"], ["public", "label", "expires", "revoked"])
+
+    def key(self, device: str) -> KeyRow | None:
+        """The key of a device that was enrolled."""
+        with self.transaction() as book:
+            found = book._connection.execute(sa.select(KEYS).where(KEYS.c.device == device)).one_or_none()
+        return None if found is None else KeyRow(*found)
+
+    def keys(self) -> list[KeyRow]:
+        """All keys, by label."""
+        with self.transaction() as book:
+            return [KeyRow(*row) for row in book._connection.execute(sa.select(KEYS).order_by(KEYS.c.label))]
+
+    def first_time(self, device: str, nonce: str, now: float, forget: float) -> bool:
+        """Whether a device uses this number for the first time; those from before `forget` are forgotten."""
+        with self.transaction() as book:
+            book._connection.execute(sa.delete(NONCES).where(NONCES.c.time < forget))
+            row = {"device": device, "nonce": nonce, "time": now}
+            query = book._insert(NONCES).values(row).on_conflict_do_nothing().returning(NONCES.c.nonce)
+            return book._connection.execute(query).first() is not None
 
     def close(self) -> None:
         """Give back all connections."""

@@ -1,0 +1,145 @@
+"""Who a device is: an Ed25519 key of its own, with which it signs every request.
+
+A signature covers the method, the path, a digest of the body, the time and a number that is used once. The server
+knows the public keys of the devices that were enrolled. It refuses keys that it does not know, that were revoked or
+have expired, times too far from its own, and requests that it has seen before.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from partwise.checkpoint import read_file, write_file
+from partwise.types import UserError
+
+WINDOW = 300.0  # seconds by which the clocks of a device and the server may differ
+DEVICE, TIME, NONCE, SIGNATURE = (f"partwise-{name}" for name in ("device", "time", "nonce", "signature"))
+
+
+class KeyRow(NamedTuple):
+    """A device's key, as the server knows it."""
+
+    device: str
+    public: bytes  # 32 bytes
+    label: str = ""
+    expires: float | None = None
+    revoked: float | None = None
+
+
+class NotAllowedError(Exception):
+    """A request that its sender may not make. `status` is 401 if nobody knows who it is, and else 403 or 409."""
+
+    def __init__(self, status: int, what: str):
+        super().__init__(what)
+        self.status = status
+
+
+class DeviceKey:
+    """A device's private key."""
+
+    def __init__(self, private: Ed25519PrivateKey):
+        self._private = private
+        self.public = private.public_key().public_bytes_raw()
+        self.device = device_of(self.public)
+
+    @classmethod
+    def new(cls) -> DeviceKey:
+        """A key that nobody has had before."""
+        return cls(Ed25519PrivateKey.generate())
+
+    @classmethod
+    def load(cls, path: str | Path) -> DeviceKey:
+        """The key in a file that `save` wrote."""
+        try:
+            private = serialization.load_pem_private_key(read_file(Path(path)), password=None)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"'{path}' is no device key: {error}. `partwise enroll` writes one") from None
+        if not isinstance(private, Ed25519PrivateKey):
+            raise UserError(f"'{path}' is no Ed25519 key. `partwise enroll` writes one")
+        return cls(private)
+
+    def save(self, path: str | Path) -> None:
+        """Write the key to a file that only its owner may read."""
+        pem = self._private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        write_file(Path(path), pem, mode=0o600)
+
+    def headers(self, method: str, path: str, body: bytes, now: float | None = None) -> dict[str, str]:
+        """The headers that sign a request."""
+        moment, nonce = f"{time.time() if now is None else now:.3f}", os.urandom(16).hex()
+        signature = self._private.sign(_signed(method, path, body, moment, nonce))
+        return {
+            DEVICE: self.device,
+            TIME: moment,
+            NONCE: nonce,
+            SIGNATURE: base64.b64encode(signature).decode(),
+        }
+
+
+def device_of(public: bytes) -> str:
+    """A device's name: a digest of its public key."""
+    return hashlib.sha256(public).hexdigest()[:32]
+
+
+def verify(
+    request: tuple[str, str, Mapping[str, str], bytes],
+    key_of: Callable[[str], KeyRow | None],
+    first_time: Callable[[str, str], bool],
+    now: float,
+) -> str:
+    """The device that signed a request.
+
+    Args:
+        request: Method, path, headers and body.
+        key_of: The key of a device; None if it was not enrolled.
+        first_time: Whether a device's number is used for the first time, which this call then was.
+        now: The server's time.
+
+    Raises:
+        NotAllowedError: The request is not signed by a device that may make it now.
+    """
+    method, path, headers, body = request
+    given = [headers.get(name, "") for name in (DEVICE, TIME, NONCE, SIGNATURE)]
+    if not all(given):
+        raise NotAllowedError(401, "the request is not signed by a device")
+    device, moment, nonce, signature = given
+    row = key_of(device)
+    if row is None:
+        raise NotAllowedError(401, f"device {device} is not enrolled")
+    try:
+        proof = base64.b64decode(signature, validate=True)
+        Ed25519PublicKey.from_public_bytes(row.public).verify(
+            proof, _signed(method, path, body, moment, nonce)
+        )
+        skew = abs(float(moment) - now)
+    except (InvalidSignature, ValueError):
+        raise NotAllowedError(401, f"the signature of device {device} does not fit the request") from None
+    if row.revoked is not None:
+        raise NotAllowedError(403, f"device {device} was revoked")
+    if row.expires is not None and row.expires <= now:
+        raise NotAllowedError(403, f"the key of device {device} has expired")
+    if not skew <= WINDOW:
+        raise NotAllowedError(
+            401, f"the clock of device {device} is {skew:.0f} seconds off, and {WINDOW:.0f} are allowed"
+        )
+    if not first_time(device, nonce):
+        raise NotAllowedError(409, f"device {device} has made this request before")
+    return device
+
+
+def _signed(method: str, path: str, body: bytes, moment: str, nonce: str) -> bytes:
+    """What a signature is of."""
+    return "\n".join([method.upper(), path, hashlib.sha256(body).hexdigest(), moment, nonce]).encode()
