@@ -19,7 +19,7 @@ from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
-RUN_HERE = ("adding", "data", "devices", "diverges", "exporting", "heat", "keras", "nnx", "seeds", "torch")
+PAGES_OF_CODE = "adding data deployment devices diverges exporting heat keras nnx seeds torch"
 NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
 
 
@@ -76,6 +76,12 @@ def test_the_readmes_example_runs_in_at_most_15_lines(tables):
 
 def test_the_code_of_the_page_on_adding_runs(tmp_path):
     run(blocks("docs/adding.md"), tmp_path)
+
+
+def test_the_code_of_the_page_on_deployment_runs(tmp_path):
+    printed = run(blocks("docs/deployment.md"), tmp_path)
+    assert printed.count("took part in round") == 3 * 6
+    assert printed.splitlines()[-1].startswith("ended")
 
 
 def test_the_code_of_the_page_on_heat_runs_and_tells_what_the_page_tells(tmp_path):
@@ -139,7 +145,7 @@ def test_the_code_of_the_page_on_trained_models_runs(tmp_path):
 
 
 def test_every_page_with_code_is_run_by_a_test():
-    run_here = {"README.md", *(f"docs/{name}.md" for name in RUN_HERE)}
+    run_here = {"README.md", *(f"docs/{name}.md" for name in PAGES_OF_CODE.split())}
     assert {page for page in PAGES if parts(page)} - NOT_RUN == run_here
 
 

@@ -40,7 +40,14 @@ SMALL = {
 def serving(hub, offer, certificates=None):
     """A uvicorn server in a thread; its URL."""
     tls = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key} if certificates else {}
-    config = uvicorn.Config(application(hub, offer), host="127.0.0.1", port=0, log_level="error", **tls)
+    config = uvicorn.Config(
+        application(hub, offer),
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        timeout_graceful_shutdown=1,
+        **tls,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
