@@ -104,18 +104,19 @@ class Coordinator:
         book.see(device, now, ready=True)
 
     def poll(self, book: Book, device: str, now: float, ready: bool = True, most: int = 1) -> Work | Wait:
-        """A device asks for work for at most so many of its clients; `ready` says that it may work at all."""
+        """A device asks for work for at most so many of its clients; `ready` says that it may work at all.
+
+        A device that asks has nothing to do. If it has taken a task, it was not told, or has forgotten it: it is
+        given the task again.
+        """
         book.see(device, now, ready)
         row = self._opened(book, now)
         if row.phase == "ended":
             return Wait(self.rules.poll, ended=True)
         if row.phase != "open" or not ready:
             return Wait(self.rules.poll)
-        free = [
-            task
-            for task in book.tasks_of(device, row.number, row.attempt)
-            if task.state == "open" or (task.state == "leased" and task.lease_until <= now)
-        ]
+        mine = book.tasks_of(device, row.number, row.attempt)
+        free = [task for task in mine if task.state != "reported"]
         if not free[:most]:
             return Wait(self.rules.poll)
         book.lease([task.id for task in free[:most]], now + self.rules.lease)
