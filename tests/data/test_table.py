@@ -79,11 +79,16 @@ def test_parquet_file_and_folder(tmp_path, out):
         ("user,item,rating\n1,2,3\n,5,1\n", "line 3, column 'user': ''; expected an id"),
         ("user,item,rating\na,2,3\n,5,1\n", "line 3, column 'user': ''; expected an id"),
         ("user,item,rating\n1,2,3\n1,5\n", r"line 3: 2 fields, expected 3 \(user, item, rating\)"),
+        (
+            "user,item,rating\n1,2,3\n1,5,1,1\n",
+            r"line 3: 4 fields, expected 3 .*Mend or remove the line .*quotes",
+        ),
         ("user,item,rating\n", "no rows"),
         ("", "line 1: ''; expected a header"),
         ("user,user,rating\n1,2,3\n", "line 1: 'user,user,rating'; expected a header"),
         ("user,item,ratings\n1,2,3\n", "unknown column 'rating' .nearest: ratings"),
         ("usr,item,rating\n1,2,3\n", "unknown column 'user' .nearest: usr"),
+        ("1,2,3\n1,3,4\n", r"unknown column 'user' \(known: 1, 2, 3\); the first line of the file must name"),
     ],
 )
 def test_bad_text_is_named_by_line(tmp_path, out, text, message):
@@ -198,3 +203,10 @@ def test_a_broken_arrow_file_is_refused(tmp_path):
     (tmp_path / "broken.arrow").write_bytes(b"not arrow at all")
     with pytest.raises(UserError, match=r"broken\.arrow cannot be read .*is it a whole \.arrow file"):
         read_table(tmp_path / "broken.arrow", "user")
+
+
+@pytest.mark.parametrize("name", ["columns", "ids"])
+def test_one_text_in_place_of_a_list_of_columns_is_refused(tmp_path, name):
+    (tmp_path / "r.csv").write_text("user,item\n1,2\n")
+    with pytest.raises(UserError, match=rf"{name} is the text 'item': .*{name}=\['item'\]"):
+        read_table(tmp_path / "r.csv", "user", **{name: "item"})

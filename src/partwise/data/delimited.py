@@ -108,7 +108,8 @@ def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Seque
             where = f"{file}, line {reader.line_num}"
             if len(cells) != len(header):
                 return UserError(
-                    f"{where}: {len(cells)} fields, expected {len(header)} ({', '.join(header)[:300]})"
+                    f"{where}: {len(cells)} fields, expected {len(header)} ({', '.join(header)[:300]}). Mend or "
+                    f"remove the line (a field with {dialect.delimiter!r} in it is written in double quotes)"
                 )
             for name in names:
                 cell = cells[header.index(name)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,11 @@ def look_up(vocabulary: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def vocabulary_names(ids: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """Column -> the name of its vocabulary. With a plain list, each column has its own."""
-    if isinstance(ids, str):
-        raise UserError(f"ids is the text {ids!r}: give a list of columns, as in ids=[{ids!r}]")
+    check_listed("ids", ids)
     return dict(ids) if isinstance(ids, Mapping) else {name: name for name in ids}
+
+
+def check_listed(name: str, columns: Any) -> None:
+    """Raise `UserError` if the argument `name`, a list of columns, is a single text."""
+    if isinstance(columns, str):
+        raise UserError(f"{name} is the text {columns!r}: give a list of columns, as in {name}=[{columns!r}]")

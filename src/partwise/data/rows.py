@@ -13,7 +13,7 @@ import pyarrow as pa
 from partwise.data.build import build_store
 from partwise.data.checks import Column, check_sortable, clean_columns
 from partwise.data.id_columns import EXACT, Ids, join_columns
-from partwise.data.ids import vocabulary_names
+from partwise.data.ids import check_listed, vocabulary_names
 from partwise.data.row_batches import Batch, Wanted, to_columns
 from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
 from partwise.types import UserError
@@ -77,6 +77,7 @@ def plan_columns(
     lists: Mapping[str, int] | None,
 ) -> Wanted:
     """What is read: the kept columns, the client column, and the column by which rows are sorted."""
+    check_listed("columns", columns)
     kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
     read = [*([client] if client else []), *kept]
     read += [order_by] if order_by and order_by not in read else []

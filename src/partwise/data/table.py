@@ -32,6 +32,8 @@ from partwise.types import UserError
 ARROW = (".arrow", ".feather")  # Arrow's file format (Feather version 2 is that), or its streaming format
 EXPECTED = "give a .csv, .tsv, .parquet, .arrow or .feather file, or a folder of .parquet files"
 
+HEADER = "the first line of the file must name its columns"
+
 
 def read_table(
     path: str | Path,
@@ -69,7 +71,7 @@ def read_table(
     there = _names(files[0], dialect)
     with naming(path):
         plan = plan_columns(there, client, columns, ids, order_by, lists)
-        check_known(plan.names or (), there)
+        _check_header(plan.names or (), there, dialect)
         batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
         kept = kept_columns(there, client, columns, ids)
         return gather_batches(batches, client, ids, out, order_by, {"source": str(path)}, kept)
@@ -144,6 +146,14 @@ def _distinct(names: list[str]) -> list[str]:
     if again is not None:
         raise UserError(f"two columns are called '{again}': rename one of them")
     return names
+
+
+def _check_header(names: Sequence[str], there: Sequence[str], dialect: Dialect | None) -> None:
+    """Raise `UserError` if a column is not there. A text file may lack the line that names them."""
+    try:
+        check_known(names, there)
+    except UserError as error:
+        raise error if dialect is None else UserError(f"{error}; {HEADER}") from None
 
 
 def _checked(

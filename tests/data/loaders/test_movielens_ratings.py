@@ -82,7 +82,10 @@ def test_half_stars_and_windows_line_ends_are_read(folder):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([LINES[0], b"1::661::3\n", LINES[2]], r"ratings.dat, line 2: '1::661::3'; expected '::'.join"),
+        (
+            [LINES[0], b"1::661::3\n", LINES[2]],
+            r"ratings.dat, line 2: '1::661::3'; expected user, item",
+        ),
         ([LINES[0], b"1::661::3::9::9\n"], "line 2: '1::661::3::9::9'; expected"),
         ([LINES[0], b"one::661::3::9\n"], "line 2: 'one::661::3::9'; expected .* all numbers"),
         ([LINES[0], b"1::661::good::9\n"], "line 2: '1::661::good::9'"),
@@ -97,7 +100,10 @@ def test_half_stars_and_windows_line_ends_are_read(folder):
         ),
         ([LINES[0], LINES[1][:-6]], r"line 2: '1::661::3::9783'; expected a line end .*truncated"),
         ([], "ratings.dat is empty"),
-        ([b"user,item,rating,time\n", b"1,2,3,4\n"], "line 1: 'user,item,rating,time'; expected '::'"),
+        (
+            [b"user,item,rating,time\n", b"1,2,3,4\n"],
+            "line 1: 'user,item,rating,time'; expected .* with ::",
+        ),
     ],
 )
 def test_bad_lines_are_named(folder, lines, message):
@@ -116,6 +122,10 @@ def test_bad_places_are_named(tmp_path, monkeypatch):
         movielens.load(tmp_path / "nowhere", "100k")
     with pytest.raises(UserError, match=r"unknown MovieLens size '10m'"):
         movielens.load(tmp_path, "10m")
+    (tmp_path / "Mine.CSV").write_text("user,item,rating\n1,2,3\n")
+    with pytest.raises(UserError, match=r"is a table, .*`partwise train ratings --data \S+Mine.CSV`"):
+        movielens.load(tmp_path / "Mine.CSV")
+    (tmp_path / "Mine.CSV").unlink()
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UserError, match=r"holds no ml-1m: looked for ratings.dat, .*found notes.txt"):
         movielens.load(tmp_path)

@@ -46,6 +46,7 @@ RELEASES = {
         *("u.user", b"|", ("user", "age", "gender", "occupation", "zip")),
     ),
 }
+TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")  # never a release that is read here
 FIELDS = ("user", "item", "rating", "time")
 TYPES = {"user": pa.int64(), "item": pa.int64(), "rating": pa.float32(), "time": pa.int64()}
 
@@ -81,6 +82,11 @@ def locate(path: str | Path | None, release: Release) -> Path:
     how = f"download {download} and pass its path"
     expected = f"give the path of {release.name}.zip ({download}) or its folder"
     root = data_root(path, release.name, how, expected)
+    if root.name.lower().endswith(TABLES):
+        raise UserError(
+            f"{root} is a table, and this task reads {release.name}.zip of GroupLens: {expected}, or train on a "
+            f"table of your own with `partwise train ratings --data {root}`"
+        )
     folder = f"movielens-{release.name.removeprefix('ml-')}"
     names = [release.file, f"{release.name}/{release.file}", f"{release.name}.zip"]
     names += [f"{folder}/{name}" for name in names]
@@ -166,7 +172,8 @@ def _find_bad_line(text: bytes, release: Release, where: str, reason: str) -> Us
 
 
 def _expected(release: Release) -> str:
-    return f"'{release.separator.decode()}'.join(user, item, rating, time), all numbers".replace("\t", "\\t")
+    between = "a tab" if release.separator == b"\t" else release.separator.decode()
+    return f"user, item, rating and time, all numbers, with {between} between them"
 
 
 def bad_line(where: str, number: int, line: bytes, expected: str) -> UserError:
