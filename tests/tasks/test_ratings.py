@@ -152,3 +152,52 @@ def test_dialects_of_tables_are_options_of_the_task(tmp_path):
     task = load_task("ratings", str(tmp_path / "t.csv"), delimiter=";", encoding="latin-1")
     assert task.train.vocabularies["item"].tolist() == ["caffè 0", "caffè 1", "caffè 2"]
     assert (task.loaded["delimiter"], task.loaded["encoding"]) == (";", "latin-1")
+
+
+ONE_CLIENT = ["u,1,3", "u,2,4", "u,3,5"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "says"),
+    [
+        (ONE_CLIENT, {}, r"ratings of 1 client, and 80 % .*give those of at least 6.*--set data.seen=true"),
+        (["u,1,3", "v,2,4"], {"seen": True}, r"of 2 ratings of 2 clients none is left to train on"),
+    ],
+)
+def test_too_few_clients_are_counted(tmp_path, lines, options, says):
+    (tmp_path / "t.csv").write_text("\n".join(["user,item,rating", *lines]))
+    with pytest.raises(UserError, match=says):
+        load_task("ratings", str(tmp_path / "t.csv"), **options)
+
+
+def test_two_clients_are_enough(tmp_path):
+    (tmp_path / "t.csv").write_text("\n".join(["user,item,rating", *ONE_CLIENT, "v,1,2"]))
+    task = load_task("ratings", str(tmp_path / "t.csv"))
+    assert [part.num_clients for part in (task.train, task.validation, task.test)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("header", "says"),
+    [
+        (
+            "userId,movieId,rating",
+            r"t.csv: unknown column 'user' \(nearest: userId\).*--set data.client=userId --set data.item=NAME "
+            r'\(in Python, client="userId", item="NAME"\)',
+        ),
+        (
+            "u1,7,3",
+            r"unknown column 'user' \(known: 3, 7, u1\); the first line of the file must name its columns",
+        ),
+    ],
+)
+def test_a_table_with_other_names_says_how_to_name_them(tmp_path, header, says):
+    (tmp_path / "t.csv").write_text("\n".join([header, *ONE_CLIENT]))
+    with pytest.raises(UserError, match=says):
+        load_task("ratings", str(tmp_path / "t.csv"))
+
+
+def test_what_is_no_store_of_ratings_is_refused():
+    with pytest.raises(UserError, match=r"the ratings are a str, .*read a file with read_table"):
+        ratings_task("ratings.csv")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"unknown column 'item' .*store.rename\(\{\"NAME\": \"item\"\}\)"):
+        ratings_task(made().rename({"item": "film"}))

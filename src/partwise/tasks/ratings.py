@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +14,7 @@ from partwise.data import holdout
 from partwise.data.delimited import UTF8
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
-from partwise.data.table import read_table
+from partwise.data.table import HEADER, column_names, is_delimited, read_table
 from partwise.model.partition import Initial, keyed, local, partition
 from partwise.tasks.base import (
     COUNTS,
@@ -27,7 +28,7 @@ from partwise.tasks.base import (
     takes_options_of,
 )
 from partwise.tasks.matrix_factorization import matrix_factorization
-from partwise.types import Limits, UserError, unknown
+from partwise.types import Limits, UserError, counted, unknown
 
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
@@ -146,9 +147,7 @@ def ratings_task(
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     check_limits(ratings_task, loaded)
-    for column in ("item", "rating"):
-        if column not in store.columns:
-            raise unknown("column (a table of ratings has item and rating)", column, store.columns)
+    _check_store(store)
     ordered = _in_order(store, order, seed)
     if seen:
         parts = holdout.by_order(ordered, by="time" if "time" in store.columns else None)
@@ -156,6 +155,7 @@ def ratings_task(
     else:
         parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
     train, validation, test = parts
+    _check_training(store, train, seen)
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
     options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
     options |= _units(train) if normalize else {"center": 0.0, "spread": 1.0}
@@ -166,6 +166,38 @@ def ratings_task(
     presets = {preset: fitted(each, train) for preset, each in known[1].items()}
     task = Task(name, train, validation, test, personal, server_side, options, given, seen)
     return task._replace(loaded=loaded, presets=presets)
+
+
+def _check_store(store: Any) -> None:
+    """Raise `UserError` unless this is a store with the columns `item` and `rating`."""
+    if not isinstance(store, ClientStore):
+        raise UserError(
+            f"the ratings are a {type(store).__name__}, and ratings_task takes a store: read a file with "
+            f'read_table("FILE.csv", client="user", columns=["item", "rating"], ids=["item"]) first'
+        )
+    for column in ("item", "rating"):
+        if column not in store.columns:
+            raise UserError(
+                f"{unknown('column', column, store.columns)}: a table of ratings has item and rating. Give them "
+                f'these names with store.rename({{"NAME": "{column}"}})'
+            )
+
+
+def _check_training(store: ClientStore, train: ClientStore, seen: bool) -> None:
+    """Raise `UserError` if nothing is left to train on."""
+    if train.num_examples:
+        return
+    if seen:
+        raise UserError(
+            f"of {counted(store.num_examples, 'rating')} of {counted(store.num_clients, 'client')} none is left to "
+            f"train on, because 80 % of each client's ratings train, 10 % validate and 10 % test: give clients at "
+            f"least 2 ratings, better 10"
+        )
+    raise UserError(
+        f"there are ratings of {counted(store.num_clients, 'client')}, and 80 % of the clients train, 10 % "
+        f"validate and 10 % test: give those of at least 6 (2 do for training and test alone), or test on other "
+        f"ratings of the training clients with --set data.seen=true (in Python, seen=True)"
+    )
 
 
 def _units(train: ClientStore) -> dict[str, float]:
@@ -216,6 +248,7 @@ def load(
     else:
         named = {"client": client, "item": item, "rating": rating} | ({"time": time} if time else {})
         _check_distinct(named)
+        _check_named(data, named, column_names(data, delimiter, encoding))
         names = {column: option for option, column in named.items() if option != "client"}
         dialect = {"delimiter": delimiter, "encoding": encoding}
         store = read_table(data, client, list(names), ids=[item], **dialect).rename(names)
@@ -232,6 +265,22 @@ def _check_distinct(named: Mapping[str, str]) -> None:
                 f"the options data.{other} and data.{option} both name the column '{column}': give each its own, "
                 f"as in --set data.{option}=NAME (in Python, {option}=...)"
             )
+
+
+def _check_named(data: str, named: Mapping[str, str], there: Sequence[str]) -> None:
+    """Raise `UserError` if an option names a column that the table does not have."""
+    missing = {option: column for option, column in named.items() if column not in there}
+    if not missing:
+        return
+    near = {option: difflib.get_close_matches(column, there, 1) for option, column in missing.items()}
+    names = {option: found[0] if found else "NAME" for option, found in near.items()}
+    command = " ".join(f"--set data.{option}={name}" for option, name in names.items())
+    python = ", ".join(f'{option}="{name}"' for option, name in names.items())
+    header = f"; {HEADER}" if is_delimited(data) else ""
+    raise UserError(
+        f"{data}: {unknown('column', next(iter(missing.values())), there)}{header}. Say what they are called: "
+        f"{command} (in Python, {python})"
+    )
 
 
 RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE)
