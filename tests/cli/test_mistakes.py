@@ -15,6 +15,12 @@ def test_unknown_names_come_with_the_nearest(mistake, small):
     assert "unknown task 'movielen' (nearest: movielens" in mistake("train", "movielen")
     assert "nearest: fed_avg" in mistake("train", "--algorithm", "fedavg", *small)
     assert "nearest: reconstruct.rate" in mistake("train", "--set", "reconstruct.rat=1")
+    assert (
+        "nearest: reconstruct.rate, update.rate, fine_tune.rate, server.rate); `partwise settings planted`"
+        in (mistake("train", "--set", "learning_rate=0.1"))
+    )
+    assert "nearest: data.dim); `partwise settings planted` lists" in mistake("train", "--set", "dim=16")
+    assert "key 'qqq'; `partwise settings planted` lists" in mistake("train", "--set", "qqq=1")
     assert "nearest: fedrecon-table1" in mistake("reproduce", "fedrecon-tabel1")
     assert "fedrecon-movielens" in mistake("bench", "fedrecon-movielns")
     assert "adagrad" in mistake("train", *small, "--set", "server.optimizer=adagrd")

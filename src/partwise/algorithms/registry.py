@@ -3,7 +3,7 @@ Another package adds one with an entry point of the group `partwise.algorithms`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
@@ -68,9 +68,10 @@ def configuration(task: str, changes: Mapping[str, Any]) -> Config:
     return Config(task=task).owning(own).changed(changes)
 
 
-def check_keys(changes: Mapping[str, Any]) -> None:
-    """Raise `UserError` if no algorithm has a key, or if the value of a common key has the wrong type."""
-    Config().changed({key: value for key, value in changes.items() if not _owners(key)})
+def check_keys(changes: Mapping[str, Any], task: str, options: Iterable[str] = ()) -> None:
+    """Raise `UserError` if no algorithm has a key, or if the value of a common key has the wrong type.
+    `options` are the keys of the task's own options, for messages."""
+    Config(task=task).changed({key: value for key, value in changes.items() if not _owners(key)}, options)
 
 
 def without_foreign(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:

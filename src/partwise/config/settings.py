@@ -7,16 +7,18 @@ presets), by a TOML file and by `--set dotted.key=value`, in that order.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from partwise.types import Limits, UserError, unknown
+from partwise.types import Limits, UserError
 
 LARGEST = 1e30  # the largest rate: far beyond practical use, and still a float32
 
@@ -224,16 +226,20 @@ class Config:
         values = {key: self.own.get(key, each.default) for key, each in declared.items()}
         return dataclasses.replace(self, own=values, declared=declared)
 
-    def changed(self, changes: Mapping[str, Any]) -> Config:
+    def changed(self, changes: Mapping[str, Any], options: Iterable[str] = ()) -> Config:
         """The configuration with these dotted keys changed. Unknown keys and values of the wrong type raise
-        `UserError`."""
+        `UserError`. `options` are keys of the task's own, which a message may suggest."""
         config = self
         for key, value in changes.items():
             if key in self.declared:
                 own = {**config.own, key: self.declared[key].read(key, value)}
                 config = dataclasses.replace(config, own=own)
             else:
-                config = _changed(config, key, key.split("."), value)
+                try:
+                    config = _changed(config, key, key.split("."), value)
+                except KeyError:
+                    known = [*shared_keys(), *self.declared, *options]
+                    raise _unknown_key(key, known, self.task) from None
         return config
 
     def flat(self) -> dict[str, Any]:
@@ -254,11 +260,35 @@ class Config:
         return _without_none(nested)
 
 
+def _unknown_key(key: str, known: Sequence[str], task: str) -> UserError:
+    """Return the error for a setting that does not exist."""
+    alike = _alike(key, known)
+    found = f" (nearest: {', '.join(alike)})" if alike else ""
+    example = alike[0] if alike else "server.rate"
+    return UserError(
+        f"unknown configuration key '{key}'{found}; `partwise settings {task}` lists them all (in Python, "
+        f'{example.replace(".", "__")}=... or changes={{"{example}": ...}})'
+    )
+
+
+def _alike(key: str, known: Sequence[str]) -> list[str]:
+    """The known keys that were probably meant: the same word in a section, nearly the same letters, the same
+    last word, or similar letters. The first of these that finds any."""
+    last = {name: name.split(".")[-1] for name in known}
+    return (
+        [name for name in known if last[name] == key]
+        or difflib.get_close_matches(key, known, cutoff=0.75)
+        or [name for name in known if re.search(rf"[._]{re.escape(last[name])}$", key)]
+        or difflib.get_close_matches(key, known, cutoff=0.5)
+    )
+
+
 def _changed(part: Any, key: str, names: list[str], value: Any) -> Any:
+    """The part with the value changed. Raises `KeyError` if there is no such key."""
     name, rest = names[0], names[1:]
     known = {f.name: f for f in dataclasses.fields(part)}
     if name not in known or name in ("own", "declared"):
-        raise unknown("configuration key", key, shared_keys())
+        raise KeyError(key)
     current = getattr(part, name)
     if isinstance(current, Mapping):
         return dataclasses.replace(part, **{name: _with_option(current, key, ".".join(rest), value)})

@@ -16,7 +16,7 @@ from partwise.algorithms.registry import (
     settings_for,
     without_foreign,
 )
-from partwise.config.options import read_options
+from partwise.config.options import explain_options, read_options
 from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import PARTS, differences, fingerprint
@@ -60,7 +60,7 @@ def resolve(
         raise UserError(
             f"the task is '{name}', but the settings say '{given['task']}': leave out task={given['task']}"
         )
-    check_keys(written)
+    check_keys(written, name, _options_of(task))
     options = data_options(given)
     task = _load(name, options, preset) if isinstance(task, str) else _unchanged(task, options, preset)
     algorithm = given.get("algorithm", algorithm_of(task.defaults))
@@ -70,6 +70,13 @@ def resolve(
     config = dataclasses.replace(config, data=dict(task.loaded))
     check_effects(task, config, find_algorithm(algorithm), usual, changes)
     return task, config
+
+
+def _options_of(task: str | Task) -> list[str]:
+    """The keys of a task's own options."""
+    if isinstance(task, Task):
+        return [f"data.{name}" for name in task.loaded]
+    return [key for key, _, _ in explain_options(find_task(task).load)]
 
 
 def _load(name: str, options: Mapping[str, Any], preset: str | None) -> Task:

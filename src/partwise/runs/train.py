@@ -143,6 +143,7 @@ def train(
             what to do.
     """
     began = time.perf_counter() if began is None else began
+    _check_call(task, settings)
     use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     told("loading")
@@ -161,6 +162,20 @@ def train(
             folder.check_free()
             begun = resolve(task or DEFAULT, data, changes, preset, recorded)
         return _train(*begun, folder, progress, told, began)
+
+
+def _check_call(task: Any, settings: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the data is given in place of a task, or the settings under a name of their own."""
+    if not isinstance(task, str | Task | None):
+        raise UserError(
+            f"the task is a {type(task).__name__}: make a Task first, from a store of ratings with "
+            f"ratings_task(store), or give the name of a task (`partwise tasks` lists them)"
+        )
+    if isinstance(settings.get("settings"), Mapping):
+        raise UserError(
+            'train() has no argument settings: give them as changes={"server.rate": 0.1}, or one by one as '
+            "server__rate=0.1"
+        )
 
 
 def _train(
