@@ -120,7 +120,6 @@ def personalize(options: Options) -> Result:
     save_local(options.out, local, personal.digest)
     num_examples = client.examples.num_examples
     if not options.json:
-        show.unknown_rows(client.unknown)
         names = ", ".join(local) or "nothing (the model has no local part)"
         show.say(
             f"Rebuilt {names} from {counted(num_examples, 'example')}; kept in {options.out}, sent nowhere."
@@ -148,7 +147,6 @@ def predict(options: Options) -> Result:
         for i, row in enumerate(client.rows)
     ]
     if not options.json:
-        show.unknown_rows(client.unknown)
         show.predictions(rows, keys)
     return {"predictions": rows, "unknown": client.unknown}
 

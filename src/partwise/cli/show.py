@@ -157,15 +157,6 @@ def output_words(output: Any) -> str:
     return shown if len(output) <= SHOWN else f"{shown} ... ({len(output)} numbers)"
 
 
-def unknown_rows(unknown: Mapping[str, int]) -> None:
-    """Rows that the model cannot use."""
-    for name, count in unknown.items():
-        if count:
-            names = counted(count, "row names", "rows name")
-            left = "it is" if count == 1 else "they are"
-            say(f"{names} a value of '{name}' that the model does not know; {left} left out.", err)
-
-
 def description(result: Mapping[str, Any]) -> None:
     """A task's parameters, clients and source."""
     title = f"{result['task']}, per client and round"

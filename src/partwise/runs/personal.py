@@ -7,6 +7,7 @@ optionally refreshing them periodically"; patent claim 9.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from partwise.algorithms.fed_recon import evaluation_build
 from partwise.checkpoint import digest_of, load_arrays, read_header, save_arrays
 from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
+from partwise.data.ids import check_listed
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
 from partwise.device import Device
@@ -28,7 +30,7 @@ from partwise.runs.resolve import entry_of
 from partwise.runs.sanity import check_finite
 from partwise.server.messages import send
 from partwise.tasks import Setting
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError, counted, unknown
 
 
 class Personal:
@@ -69,12 +71,12 @@ class Personal:
         return digest_of(self.params, {})
 
     def personalize(
-        self, examples: ClientStore, local: Mapping[str, Any] | None = None
+        self, examples: ClientStore | ClientFile, local: Mapping[str, Any] | None = None
     ) -> dict[str, np.ndarray]:
         """Rebuild the client's local part from all of these examples.
 
         Args:
-            examples: A store with one client and the columns that the model reads.
+            examples: What `read` returned, or a store with one client and the columns that the model reads.
             local: An earlier local part, to refresh it. Without it, the part starts with initial values.
 
         Returns:
@@ -87,12 +89,13 @@ class Personal:
         check_finite("the local part that was rebuilt", found)
         return found
 
-    def predict(self, local: Mapping[str, Any], examples: ClientStore) -> np.ndarray:
+    def predict(self, local: Mapping[str, Any], examples: ClientStore | ClientFile) -> np.ndarray:
         """The model's outputs.
 
         Args:
             local: The client's local part, as `personalize` returned it.
-            examples: A store with one client. Columns that only the loss reads may be missing.
+            examples: What `read` returned, or a store with one client. Columns that only the loss reads may be
+                missing.
 
         Returns:
             The output of the model's `predict`. The first axis is the example.
@@ -103,9 +106,15 @@ class Personal:
         check_finite("what was predicted", {"outputs": found})
         return found
 
-    def _read_by_model(self, examples: ClientStore) -> ClientStore:
+    def _read_by_model(self, examples: ClientStore | ClientFile) -> ClientStore:
         """Only the columns of the setting. Other columns, such as times, may hold values that a model cannot
         read."""
+        examples = examples.examples if isinstance(examples, ClientFile) else examples
+        if not isinstance(examples, ClientStore):
+            raise UserError(
+                f"the examples are a {type(examples).__name__}: give what `read` of the model returned for the "
+                f"client's file, or a store with one client"
+            )
         return examples.select([name for name in self.setting.columns if name in examples.columns])
 
     def _check_local(self, local: Mapping[str, Any]) -> None:
@@ -130,19 +139,23 @@ class Personal:
         there = readable(path, [self.names[name] for name in others], self.dialect)
         return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
 
-    def read(self, path: str | Path, columns: tuple[str, ...], client_id: str | None = None) -> ClientFile:
+    def read(self, path: str | Path, columns: Sequence[str], client_id: str | None = None) -> ClientFile:
         """Read one client's table (CSV, Parquet, Arrow), with the ids of the source of the training data.
 
         Args:
             path: The file.
-            columns: The columns to read, by their names in the model.
+            columns: The columns to read, by their names in the model: ("item", "rating").
             client_id: Which client's rows to take, if the table has several clients.
 
         Returns:
             A `ClientFile`: `examples` (a store with one client), `rows` (their numbers in the file) and
-                `unknown` (how many rows were left out because the model does not know an id in them). Lists
-                of ids have the same length as in training: only the last ids are kept.
+                `unknown` (how many rows were left out because the model does not know an id in them, which is
+                also a warning). Lists of ids have the same length as in training: only the last ids are kept.
         """
+        check_listed("columns", columns)
+        for name in columns:
+            if name not in self.names:
+                raise unknown("column of the model", name, self.names)
         self._check_from_tables([name for name in columns if name in self.vocabularies])
         form = Form(
             {name: self.names[name] for name in columns},
@@ -151,7 +164,11 @@ class Personal:
             None if self.client_column in self.names.values() else self.client_column,
             self.dialect,
         )
-        return read_client_file(path, form, client_id)
+        file = read_client_file(path, form, client_id)
+        for name, count in file.unknown.items():
+            if count:
+                warnings.warn(_tell_unknown(path, name, count), RunWarning, stacklevel=2)
+        return file
 
     def _check_from_tables(self, named: Sequence[str]) -> None:
         """Raise `UserError` if keys are not sorted by id. Keys of tables are; keys of words are sorted by
@@ -164,6 +181,14 @@ class Personal:
                     f"where its columns are the model's own: in Python give `Personal.personalize` and "
                     f"`Personal.predict` the client's store, made as the training data was (docs/data.md, Text)"
                 )
+
+
+def _tell_unknown(path: str | Path, name: str, count: int) -> str:
+    rows, are = counted(count, "row"), "is" if count == 1 else "are"
+    return (
+        f"{rows} of '{path}' with a value of '{name}' that the model does not know {are} left out (in Python, "
+        f"`rows` of what was read says which rows are used)"
+    )
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
