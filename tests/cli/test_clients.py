@@ -42,7 +42,13 @@ def test_a_local_part_of_another_model_is_refused(mistake, run_folder, tmp_path)
     mine.write_text("item,rating\n1,4.5\n")
     save_local(local, {"user": np.zeros(5, np.float32)}, "other")
     both = ("--local", str(local), "--client", str(mine))
-    assert "was rebuilt for another model" in mistake("predict", str(run_folder), *both)
+    text = mistake("predict", str(run_folder), *both)
+    assert "it was rebuilt for another model. Rebuild it for this one" in text
+    assert "goes on from it" not in text  # personalize would refuse it
+    table = ("--local", str(mine), "--client", str(mine))
+    assert f"'{mine}' is not a local part, or is damaged: `partwise personalize` writes one" in mistake(
+        "predict", str(run_folder), *table
+    )
     text = mistake("personalize", str(run_folder), *both, "--out", str(tmp_path / "new"))
     assert "has user (5,), and the model needs user (3,)" in text
 

@@ -200,3 +200,16 @@ def test_heat_shows_who_holds_what(capsys, output, mistake, small, tmp_path):
         "heat.safetensors",
     }
     assert "unknown unit of heat 'sample' (nearest: samples" in mistake(*small, "--by", "sample")
+
+
+def test_without_a_command_they_are_listed(capsys):
+    assert main([]) == 2
+    told = capsys.readouterr().err
+    assert "personalize" in told
+    assert "list the algorithms" in told
+
+
+def test_settings_can_be_searched(output):
+    keys = [line["key"] for line in output("settings", "ratings", "Rating")["settings"]]
+    assert "data.rating" in keys
+    assert "update.rate" not in keys

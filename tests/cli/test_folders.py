@@ -36,6 +36,8 @@ def test_an_interrupted_run_says_how_to_go_on(small, capsys, tmp_path, monkeypat
 
 def test_folders_that_hold_no_run(mistake, small, tmp_path, run_folder):
     assert "holds no run" in mistake("evaluate", str(tmp_path))
+    for place in (run_folder.parent, run_folder.parent / "nosuch"):
+        assert f"Give one of the runs that are there: {run_folder}" in mistake("evaluate", str(place))
     assert "already holds a run" in mistake("train", *small, "--out", str(run_folder))
     file = tmp_path / "file"
     file.write_text("")

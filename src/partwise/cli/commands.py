@@ -87,6 +87,8 @@ def settings(options: Options) -> Result:
 
     task = options.task or "planted"
     lines = list_settings(task, options.algorithm, options.preset)
+    if options.word:
+        lines = [line for line in lines if options.word.lower() in f"{line['key']} {line['meaning']}".lower()]
     if not options.json:
         of = f"{task}, preset {options.preset}" if options.preset else task
         show.settings_table(
@@ -134,8 +136,10 @@ def predict(options: Options) -> Result:
     from partwise.runs.personal import Personal, load_local
 
     personal = Personal.open(options.run_folder)
+    personal.check_local(load_local(options.local))
+    local = load_local(options.local, personal.digest)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)
-    outputs = personal.predict(load_local(options.local, personal.digest), client.examples)
+    outputs = personal.predict(local, client)
     keys = [name for name in client.examples.columns if name in personal.vocabularies]
     ids = {name: source_ids(personal.vocabularies[name], client.examples.columns[name]) for name in keys}
     rows = [

@@ -33,6 +33,9 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
     if list(given) == ["--version", "--json"]:
         sys.stdout.write(json.dumps(versions(), indent=1) + "\n")
         return 0
+    if not given:
+        make_parser().print_help(sys.stderr)
+        return 2
     options = make_parser().parse_args(given)
     options.began = process_start() if whole_process else time.perf_counter()
     try:

@@ -83,6 +83,7 @@ def _add_train(command: Command) -> None:
 def _add_settings(command: Command) -> None:
     sub = command("settings", commands.settings, "list every --set key with its value and meaning")
     sub.add_argument("task", nargs="?", help="whose values and options (default: planted, as in `train`)")
+    sub.add_argument("word", nargs="?", help="only keys with this in their name or meaning")
     sub.add_argument("--algorithm", help="with the task's values for this algorithm")
     _add_preset(sub)
 
@@ -103,7 +104,11 @@ def _add_reproduce(command: Command) -> None:
         "--out", help="folder for JSON and pictures (default: runs/NAME, or runs/NAME-quick with --quick)"
     )
     sub.add_argument("--seeds", type=int, help="trials of each row (default: as in the paper)")
-    sub.add_argument("--quick", action="store_true", help="few rounds and settings, to see that it works")
+    sub.add_argument(
+        "--quick",
+        action="store_true",
+        help="few rounds and settings, to see that it works; FedRecon's MovieLens is then ml-100k",
+    )
     _add_quiet(sub)
 
 

@@ -34,6 +34,7 @@ from partwise.runs.document import to_plain
 from partwise.types import RunWarning, UserError
 
 KEEP_CHECKPOINTS = 2
+MOST_RUNS = 10  # named in one message
 MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # when a run continues
 AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
 LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", "summary.json")
@@ -47,6 +48,16 @@ def identity(config: Config, begun: Mapping[str, Any]) -> str:
     settings = {key: value for key, value in config.flat().items() if plain(key)}
     told = json.dumps([to_plain(settings), to_plain(begun.get("data"))], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _tell_runs(path: Path) -> str:
+    """The runs in a folder, or else beside it, for a message."""
+    for folder in (path, path.parent, path.parent / "runs"):
+        found = sorted(str(file.parent) for file in folder.glob("*/config.toml"))
+        if found:
+            more = ", ..." if len(found) > MOST_RUNS else ""
+            return f". Give one of the runs that are there: {', '.join(found[:MOST_RUNS])}{more}"
+    return ": give the folder of a run, as `partwise train` names it at its end"
 
 
 class Saved(NamedTuple):
@@ -123,7 +134,9 @@ class Folder:
         """The configuration of the run in this folder."""
         path = self.path / "config.toml"
         if not self.exists():
-            raise UserError(f"'{self.path}' holds no run (there is no config.toml in it)")
+            raise UserError(
+                f"'{self.path}' holds no run (there is no config.toml in it){_tell_runs(self.path)}"
+            )
         try:
             load_text(path)
         except UserError as error:

@@ -84,7 +84,7 @@ class Personal:
         """
         examples = self._read_by_model(examples)
         if local is not None:
-            self._check_local(local)
+            self.check_local(local)
         found = self.device.personalize(self._message(examples), examples, local=local)
         check_finite("the local part that was rebuilt", found)
         return found
@@ -101,7 +101,7 @@ class Personal:
             The output of the model's `predict`. The first axis is the example.
         """
         examples = self._read_by_model(examples)
-        self._check_local(local)
+        self.check_local(local)
         found = self.device.predict(self._message(examples), local, examples)
         check_finite("what was predicted", {"outputs": found})
         return found
@@ -117,7 +117,8 @@ class Personal:
             )
         return examples.select([name for name in self.setting.columns if name in examples.columns])
 
-    def _check_local(self, local: Mapping[str, Any]) -> None:
+    def check_local(self, local: Mapping[str, Any]) -> None:
+        """Raise `UserError` if the local part does not have the paths and shapes of the model's."""
         partition = self.setting.partition
         wanted = {path: tuple(partition.shapes[path].shape) for path in partition.local_paths}
         found = {path: np.shape(leaf) for path, leaf in local.items()}
@@ -219,9 +220,9 @@ def load_local(path: str | Path, model: str | None = None) -> dict[str, np.ndarr
         model: The digest of the model (`Personal.digest`) for which it must have been rebuilt; None accepts
             any.
     """
-    arrays, header = load_arrays(regular(path, "give the file that `partwise personalize` wrote"))
-    if header.get("kind") != "local":
-        raise UserError(f"'{path}' is not a local part written by `partwise personalize`")
+    if not _is_local(regular(path, "give the file that `partwise personalize` wrote")):
+        raise UserError(f"'{path}' is not a local part, or is damaged: `partwise personalize` writes one")
+    arrays, header = load_arrays(Path(path))
     if model is not None and header.get("model") != model:
         raise UserError(
             f"the local part in '{path}' was rebuilt for another model, and means nothing to this one: rebuild it "
