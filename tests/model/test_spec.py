@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partwise.model.partition import frozen, partition
-from partwise.model.spec import Metric, Model, bag, indicators, lookup, training_losses
+from partwise.model.spec import Metric, Model, bag, check_arguments, indicators, lookup, training_losses
 from partwise.types import UserError
 
 TABLE = jnp.arange(12.0).reshape(4, 3) + 1
@@ -81,3 +81,15 @@ def test_a_parameter_of_whole_numbers_can_only_be_frozen():
     with pytest.raises(UserError, match="parameter 'n' has the type int32"):
         partition(model, {})
     assert partition(model, {"n": frozen()}).of("frozen") == ("n",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"predict": lambda params, batch: 0}, r"predict cannot be called as predict\(params, batch, rng\)"),
+        ({"loss": lambda outputs: outputs}, r"loss cannot be called as loss\(outputs, batch\)"),
+    ],
+)
+def test_a_function_with_other_arguments_is_refused(changes, says):
+    with pytest.raises(UserError, match=says):
+        check_arguments(model_with(**changes))

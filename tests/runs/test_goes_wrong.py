@@ -45,6 +45,15 @@ def test_a_training_that_explodes_stops_and_what_was_recorded_stays(exploding, t
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 2
 
 
+def test_the_advice_names_rates_that_are_read(tiny):
+    """Closed-form reconstruction has no rate."""
+    changes = tiny | {"update.rate": 1e30, "reconstruct.method": "solve"}
+    with pytest.raises(UserError, match=r"lower update\.rate or server\.rate\.$"):
+        train("planted", changes=changes)
+    with pytest.raises(UserError, match=r"lower update\.rate or reconstruct\.rate or server\.rate\.$"):
+        train("planted", changes=changes | {"reconstruct.method": "steps"})
+
+
 def test_patience_can_be_endless(exploding, tmp_path):
     done = train("planted", changes=exploding | {"simulation.patience": 0})
     assert len(done.records) == 60

@@ -160,6 +160,12 @@ def check_effects(
             raise UserError(f"{key} = {values[key]} would have no effect: {reason}. Leave it out.")
 
 
+def read_of(keys: Iterable[str], task: Task, config: Config, entry: AlgorithmEntry) -> list[str]:
+    """Those of the settings that a training reads."""
+    facts = _facts(task, config, entry)
+    return [key for key in keys if not _unread(facts, key)]
+
+
 def check_judging(changes: Mapping[str, Any]) -> None:
     """Raise `UserError` if a setting of training is given for the evaluation of a trained model."""
     for key in changes:

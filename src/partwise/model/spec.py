@@ -8,6 +8,7 @@ has been added up.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -88,6 +89,7 @@ class Model(NamedTuple):
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
 
 
+CALLED_WITH = {"predict": ("params", "batch", "rng"), "loss": ("outputs", "batch")}
 RESERVED = (
     "loss",
     "clients",
@@ -97,6 +99,20 @@ RESERVED = (
     "judged",
     "not_finite",
 )
+
+
+def check_arguments(model: Model) -> None:
+    """Raise `UserError` if one of the model's functions cannot be called with its arguments."""
+    for name, arguments in CALLED_WITH.items():
+        try:
+            inspect.signature(getattr(model, name)).bind(*arguments)
+        except TypeError as error:
+            called = f"{name}({', '.join(arguments)})"
+            raise UserError(
+                f"the model's {name} cannot be called as {called} ({error}): give it these arguments"
+            ) from None
+        except ValueError:
+            continue  # a function that does not tell its arguments
 
 
 def check_metrics(model: Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,17 @@ from partwise.runs.tally import Tally
 from partwise.server.messages import send
 from partwise.types import UserError, counted
 
+RATES = (
+    "update.rate",
+    "reconstruct.rate",
+    "server.rate",
+)  # of a training, the likeliest cause of trouble first
 # Why an update was not used, as in the records: words for one, words for several, and a remedy.
 LEFT_OUT = {
     "broken": (
         "update that was not finite",
         "updates that were not finite",
-        "lower update.rate or reconstruct.rate",
+        "lower {rates}",
     ),
     "empty": (
         "client without query examples that count",
@@ -115,23 +120,23 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
     return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 
-def check_going(tally: Tally, patience: int, rounds: int) -> None:
+def check_going(tally: Tally, patience: int, rounds: int, rates: Sequence[str] = RATES) -> None:
     """Raise `UserError` if the run learns nothing: no client has been used so far, or most of the latest
     rounds went wrong.
 
-    In a short run, the patience is at most half of its rounds.
+    In a short run, the patience is at most half of its rounds. `rates` are the rates that may be lowered.
     """
     if not tally.sums["clients"]:
         if tally.rounds >= min(patience or rounds, rounds):
-            raise _nobody_counted(tally)
+            raise _nobody_counted(tally, rates)
     elif patience and tally.wrong >= max(min(patience, rounds // 2), 1):
-        raise _goes_wrong(tally)
+        raise _goes_wrong(tally, rates)
 
 
-def _nobody_counted(tally: Tally) -> UserError:
+def _nobody_counted(tally: Tally, rates: Sequence[str]) -> UserError:
     counts = left_out(tally)
     main = max(counts, key=lambda reason: counts[reason])
-    told, remedy = tell_left_out(counts), LEFT_OUT[main][2]
+    told, remedy = tell_left_out(counts), LEFT_OUT[main][2].format(rates=" or ".join(rates))
     if not told:
         told, remedy = "nobody was drawn", "raise cohort.size, or use cohort.sampling=fixed"
     return UserError(
@@ -140,12 +145,12 @@ def _nobody_counted(tally: Tally) -> UserError:
     )
 
 
-def _goes_wrong(tally: Tally) -> UserError:
+def _goes_wrong(tally: Tally, rates: Sequence[str]) -> UserError:
     clients = ", ".join(map(str, tally.wrong_clients))
     whose = f"; {tally.sums['broken']} updates were not finite, most recently those of clients {clients}"
     return UserError(
         f"the training has diverged since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
         f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
-        f"(update.rate, reconstruct.rate, server.rate), or look at single clients with --set "
+        f"({', '.join(rates)}), or look at single clients with --set "
         f"simulation.backend=plain; --set simulation.patience=0 goes on regardless."
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.registry import prepare
+from partwise.algorithms.effects import read_of
+from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.config.settings import Config
+from partwise.model.spec import check_arguments
 from partwise.runs.backends import lanes_of, make_evaluator, make_simulation
 from partwise.runs.client_file import source_of
 from partwise.runs.fingerprint import fingerprint
@@ -26,7 +28,7 @@ from partwise.runs.resolve import (
     resolve,
     resumed,
 )
-from partwise.runs.sanity import check_cohort, check_fit, check_going
+from partwise.runs.sanity import RATES, check_cohort, check_fit, check_going
 from partwise.runs.summary import (
     device_words,
     judged,
@@ -187,6 +189,7 @@ def _train(
     began: float,
 ) -> Run:
     compiling = compile_seconds()
+    check_arguments(task.personal.model)
     prepared = prepare(task, config)
     check_cohort(prepared)
     check_fit(prepared, config)
@@ -196,7 +199,8 @@ def _train(
     simulation = make_simulation(prepared, config, lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
     with recording(folder, task, config, simulation) as recorder:
-        _rounds(simulation, evaluate, config, recorder, progress)
+        rates = read_of(RATES, task, config, find_algorithm(config.algorithm))
+        _rounds(simulation, evaluate, config, recorder, progress, rates)
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     if folder:
         folder.save_model(params, {"task": config.task, "round": simulation.round})
@@ -242,8 +246,10 @@ def _rounds(
     config: Config,
     recorder: Recorder,
     progress: OnStatus,
+    rates: Sequence[str],
 ) -> None:
-    """Run the remaining rounds. An evaluated round is recorded together with its evaluation."""
+    """Run the remaining rounds. An evaluated round is recorded together with its evaluation. `rates` are those
+    that may be lowered if the training goes wrong."""
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
     while simulation.round < config.rounds:
         due, save = _next(simulation.round, every), _next(simulation.round, saving)
@@ -252,19 +258,19 @@ def _rounds(
             *lines, last = map(as_record, call)
             if simulation.round < stop or stop not in (due, config.rounds):
                 lines.append(last)
-            _write(recorder, lines, config)
+            _write(recorder, lines, config, rates)
             progress(Status(simulation.round, config.rounds, call[-1].loss, None))
         if stop in (due, config.rounds):
             last["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
-            _write(recorder, [last], config)
+            _write(recorder, [last], config, rates)
             progress(Status(stop, config.rounds, last["train"]["loss"], last["evaluation"]))
         if recorder.folder and stop in (save, config.rounds):
             recorder.folder.save_checkpoint(simulation.snapshot(), stop)
 
 
-def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config) -> None:
+def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config, rates: Sequence[str]) -> None:
     recorder.add(lines)
-    check_going(recorder.tally, config.simulation.patience, config.rounds)
+    check_going(recorder.tally, config.simulation.patience, config.rounds, rates)
 
 
 @contextmanager
