@@ -201,3 +201,21 @@ def test_what_is_no_store_of_ratings_is_refused():
         ratings_task("ratings.csv")  # pyright: ignore[reportArgumentType]
     with pytest.raises(UserError, match=r"unknown column 'item' .*store.rename\(\{\"NAME\": \"item\"\}\)"):
         ratings_task(made().rename({"item": "film"}))
+
+
+def test_a_task_is_told_in_a_line():
+    told = repr(ratings_task(made(), dim=3))
+    assert told.startswith("Task(ratings, clients 32, 4, 4: item[12, 3] keyed, ")
+    assert len(told) < 200
+
+
+@pytest.mark.parametrize(
+    ("order", "remedy"),
+    [("as is", r"in an order other than 'as is'"), ("shuffle", r"\(stateful=Setting\(...\)\)")],
+)
+def test_a_task_without_a_setting_on_the_server_says_how_to_get_one(order, remedy):
+    task = ratings_task(made(), order=order)._replace(stateful=None)
+    with pytest.raises(
+        UserError, match=rf"has local parameters \(user, user_bias\) and no setting .*{remedy}"
+    ):
+        train(task, algorithm="fed_avg")

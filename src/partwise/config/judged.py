@@ -52,9 +52,13 @@ def server_side(task: Task) -> Setting:
     if task.stateful is None and not task.personal.partition.local_paths:
         return task.personal
     if task.stateful is None:
+        remedy = "give the Task such a setting too (stateful=Setting(...))"
+        if task.loaded.get("order") == "as is":
+            remedy = "load the table in an order other than 'as is' (--set data.order=shuffle)"
+        paths = ", ".join(task.personal.partition.local_paths)
         raise UserError(
-            f"task '{task.name}' has no variant with all parameters on the server; use fed_recon "
-            f"(or, for a table of ratings, an order other than 'as is')"
+            f"task '{task.name}' has local parameters ({paths}) and no setting in which they are on the server, "
+            f"keyed by client: use fed_recon, or {remedy}"
         )
     return task.stateful
 

@@ -18,6 +18,7 @@ from partwise.types import Limits, UserError, unknown
 SEEDS = Limits(0, 2**32 - 1)
 COUNTS = Limits(1, 10**8)  # of clients, items, words; memory is checked elsewhere
 SIZES = Limits(1, 65_536)  # of vectors and layers
+SHOWN = 8  # parameters in a task's repr
 PAPER = "paper"  # the preset with a paper's own settings
 
 # What all tasks of Federated Select have in common (section 5.1): one epoch on 50 clients with equal weights.
@@ -104,6 +105,13 @@ class Task(NamedTuple):
     loaded: Mapping[str, Any] = {}
     presets: Mapping[str, Mapping[str, Any]] = {}
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        clients = ", ".join(f"{store.num_clients:,}" for store in (self.train, self.validation, self.test))
+        roles, shapes = self.personal.partition.roles, self.personal.partition.shapes
+        leaves = [f"{path}{list(shapes[path].shape) or ''} {role.kind}" for path, role in roles.items()]
+        more = [f"{len(leaves) - SHOWN} more"] if len(leaves) > SHOWN else []
+        return f"Task({self.name}, clients {clients}: {', '.join([*leaves[:SHOWN], *more])})"
 
 
 def fitted(settings: Mapping[str, Any], train: ClientStore) -> dict[str, Any]:
