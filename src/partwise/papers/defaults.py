@@ -18,6 +18,7 @@ from partwise.algorithms.registry import prepare
 from partwise.client.split import Split, Subset
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
+from partwise.papers.study import telling_release
 from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
@@ -40,7 +41,8 @@ def defaults(
     rating."""
     changes = QUICK if quick else {"rounds": ROUNDS}
     known = KNOWN[:2] if quick else KNOWN
-    whole = resolve(TASK, data, {**_data(changes), "data.max_examples": ALL})[0]
+    with telling_release(quick):
+        whole = resolve(TASK, data, {**_data(changes), "data.max_examples": ALL})[0]
     rows = []
     for name, preset in SETTINGS.items():
         task, config = resolve(TASK, data, changes, preset)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
+from partwise.papers.study import telling_release
 from partwise.runs.backends import make_evaluator
 from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
 from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
@@ -121,7 +122,8 @@ class MovieLensRuns:
             options["size"] = "100k"
         key = (row.task, *sorted(options.items()))
         if key not in self._tasks:
-            self._tasks[key] = load_task(row.task, self.data, preset=PAPER, **options)
+            with telling_release(self.quick):
+                self._tasks[key] = load_task(row.task, self.data, preset=PAPER, **options)
         task = self._tasks[key]
         given = settings_for(task.defaults, row.changes.get("algorithm", "fed_recon"))
         config = configuration(row.task, given | AUTHORS | dict(row.changes))

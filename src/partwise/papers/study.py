@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,16 @@ from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
 PARTS = "parts"  # the folder with the finished parts of a reproduction
+
+
+@contextmanager
+def telling_release(quick: bool) -> Iterator[None]:
+    """Say in an error about MovieLens which release a quick check reads."""
+    try:
+        yield
+    except UserError as error:
+        told = f"{error}. With --quick (quick=True) MovieLens-100k is read, not MovieLens-1M"
+        raise UserError(told) if quick else error from None
 
 
 class Variant(NamedTuple):
