@@ -215,6 +215,14 @@ def test_who_may_not_ask_is_refused(quiet):
         assert words in found[1]
 
 
+def test_a_client_of_another_device_is_refused_and_nothing_joins(quiet):
+    url, hub = quiet
+    HttpLink(url, enrolled(hub)).join(["mine"])
+    with pytest.raises(UserError, match=r"refused \(client\): client 'mine' is on another device"):
+        HttpLink(url, enrolled(hub)).join(["new", "mine"])
+    HttpLink(url, enrolled(hub)).join(["new"])
+
+
 def test_a_key_survives_its_file_and_others_are_refused(tmp_path):
     key = DeviceKey.new()
     key.save(tmp_path / "key.pem")

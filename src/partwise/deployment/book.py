@@ -6,7 +6,7 @@ The coordinator reads and writes these rows and nothing else. `Book` is what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 Phase = Literal["waiting", "open", "closing", "ended"]
@@ -67,8 +67,8 @@ class Book(Protocol):
         """Replace it."""
         ...
 
-    def join(self, clients: Iterable[ClientRow]) -> None:
-        """Add clients; one that is there already moves to another device."""
+    def join(self, clients: Sequence[ClientRow]) -> list[str]:
+        """Add clients. Returns the names that are another device's, which stay there."""
         ...
 
     def see(self, device: str, now: float, ready: bool) -> None:
@@ -131,9 +131,11 @@ class MemoryBook:
         """As `Book.put_round`."""
         self._round = row
 
-    def join(self, clients: Iterable[ClientRow]) -> None:
+    def join(self, clients: Sequence[ClientRow]) -> list[str]:
         """As `Book.join`."""
-        self._clients |= {row.name: row for row in clients}
+        for row in clients:
+            self._clients.setdefault(row.name, row)
+        return [row.name for row in clients if self._clients[row.name].device != row.device]
 
     def see(self, device: str, now: float, ready: bool) -> None:
         """As `Book.see`."""

@@ -24,7 +24,7 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.book import Book, ClientRow, RoundRow, TaskRow, VersionRow
 from partwise.randomness import round_rng
 from partwise.server.cohort import Recruiting, recruit
-from partwise.server.messages import Invitation, about
+from partwise.server.messages import About, Invitation, about
 from partwise.server.round import Accepted, Closed, Refused, Server, wrong_keys
 from partwise.server.step import ServerState
 from partwise.types import UserError
@@ -98,10 +98,13 @@ class Coordinator:
 
     # Devices
 
-    def join(self, book: Book, device: str, clients: Iterable[str], now: float) -> None:
-        """A device says which clients it has. A client that was on another device moves to this one."""
-        book.join(ClientRow(name, device) for name in clients)
+    def join(self, book: Book, device: str, clients: Iterable[str], now: float) -> Refused | None:
+        """A device says which clients it has. A name that another device has is refused."""
+        others = book.join([ClientRow(name, device) for name in clients])
+        if others:
+            return Refused("client", f"client '{others[0]}' is on another device")
         book.see(device, now, ready=True)
+        return None
 
     def poll(self, book: Book, device: str, now: float, ready: bool = True, most: int = 1) -> Work | Wait:
         """A device asks for work for at most so many of its clients; `ready` says that it may work at all.
@@ -145,19 +148,18 @@ class Coordinator:
             task = about(report).task
         except UserError as error:
             return Refused("malformed", str(error))
-        book.round("share")  # before the task, as whoever closes the round does
-        before = book.task(task)
-        if before is not None and before.device == device and before.report == report:
-            return Accepted(before.client, valid=True)
         row = self._current(book, device, task)
-        if isinstance(row, Refused):
-            return row
-        keys = from_bytes(row.keys)[0] if row.keys is not None else None
-        sent = self.server.read(self._about(row), keys, report)
+        before = book.task(task) if isinstance(row, Refused) else row
+        again = before is not None and before.device == device and before.report == report
+        if before is None or (isinstance(row, Refused) and not again):
+            return row if isinstance(row, Refused) else Refused("task", f"this device has no task {task}")
+        keys = from_bytes(before.keys)[0] if before.keys is not None else None
+        sent = self.server.read(self._about(before), keys, report)
         if isinstance(sent, Refused):
             return sent
-        book.put_tasks([row._replace(state="reported", report=report, lease_until=now)])
-        return Accepted(row.client, bool(sent.valid))
+        if not again:
+            book.put_tasks([before._replace(state="reported", report=report, lease_until=now)])
+        return Accepted(before.client, bool(sent.valid))
 
     # Rounds
 
@@ -266,7 +268,7 @@ class Coordinator:
             return Refused("closed", f"task {task} came too late: its round is closed")
         return row
 
-    def _about(self, row: TaskRow):
+    def _about(self, row: TaskRow) -> About:
         return self.server.about(row.number, row.client, row.attempt)
 
     def _invitation(self, row: TaskRow) -> Invitation:

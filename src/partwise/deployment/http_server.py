@@ -89,8 +89,8 @@ def application(hub: Hub, offer: Offer, authenticate: Authenticate | None = None
         clients = _read(body, "clients", list)
         if not all(isinstance(name, str) and 0 < len(name) <= 200 for name in clients):
             raise UserError("clients must be names of 1 to 200 characters")
-        hub.join(device, clients)
-        return JSONResponse({"clients": len(clients)})
+        refused = hub.join(device, clients)
+        return _refused(refused) if refused else JSONResponse({"clients": len(clients)})
 
     def poll(device: str, body: bytes, request: Request) -> Response:
         ready, most = _read(body, "ready", bool), _read(body, "most", int)

@@ -7,6 +7,7 @@ same file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -27,6 +28,10 @@ from partwise.deployment.journal import Journal
 from partwise.server.messages import send
 from partwise.server.round import Accepted, Closed, Refused
 from partwise.server.step import ServerState
+
+
+class _Undone(Exception):  # noqa: N818
+    """Ends a transaction whose writes are not wanted."""
 
 
 class Hub:
@@ -56,10 +61,14 @@ class Hub:
 
     # What devices ask
 
-    def join(self, device: str, clients: Iterable[str]) -> None:
-        """A device says which clients it has."""
-        with self.journal.transaction() as book:
-            self.coordinator.join(book, device, clients, self._clock())
+    def join(self, device: str, clients: Iterable[str]) -> Refused | None:
+        """A device says which clients it has. If one of them is refused, none joins."""
+        refused = None
+        with contextlib.suppress(_Undone), self.journal.transaction() as book:
+            refused = self.coordinator.join(book, device, clients, self._clock())
+            if refused:
+                raise _Undone
+        return refused
 
     def poll(self, device: str, ready: bool = True, most: int = 1) -> Work | Wait:
         """A device asks for work."""

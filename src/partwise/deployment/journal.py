@@ -8,7 +8,7 @@ one that opens or closes a round locks it alone. So no report is acknowledged th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -187,9 +187,17 @@ class SqlBook:
         """As `Book.put_round`."""
         self._connection.execute(sa.update(ROUND).values(row._asdict()))
 
-    def join(self, clients: Iterable[ClientRow]) -> None:
+    def join(self, clients: Sequence[ClientRow]) -> list[str]:
         """As `Book.join`."""
-        self._put(CLIENTS, [row._asdict() for row in clients], ["name"], ["device"])
+        others = []
+        for begin in range(0, len(clients), MANY):
+            rows = {row.name: row.device for row in clients[begin : begin + MANY]}
+            values = [{"name": name, "device": device} for name, device in rows.items()]
+            self._connection.execute(self._insert(CLIENTS).values(values).on_conflict_do_nothing())
+            query = sa.select(CLIENTS.c.name, CLIENTS.c.device).where(CLIENTS.c.name.in_(rows))
+            found = self._connection.execute(query)
+            others += [name for name, device in found if device != rows[name]]
+        return others
 
     def see(self, device: str, now: float, ready: bool) -> None:
         """As `Book.see`."""

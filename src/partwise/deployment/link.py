@@ -38,7 +38,7 @@ class Link(Protocol):
         ...
 
     def join(self, clients: Iterable[str]) -> None:
-        """Say which clients this device has."""
+        """Say which clients this device has. Raises `UserError` if one of them is on another device."""
         ...
 
     def poll(self, ready: bool, most: int) -> Work | Wait:

@@ -10,6 +10,7 @@ from partwise.deployment.coordinator import Wait, Work
 from partwise.deployment.hub import Hub
 from partwise.deployment.link import Offer
 from partwise.server.round import Accepted, Refused
+from partwise.types import UserError
 
 
 class LocalLink:
@@ -24,7 +25,9 @@ class LocalLink:
 
     def join(self, clients: Iterable[str]) -> None:
         """As `Link.join`."""
-        self._hub.join(self._device, clients)
+        refused = self._hub.join(self._device, clients)
+        if refused:
+            raise UserError(refused.what)
 
     def poll(self, ready: bool, most: int) -> Work | Wait:
         """As `Link.poll`."""

@@ -77,7 +77,17 @@ def finish(
 
 
 Reason = Literal[
-    "malformed", "run", "version", "model", "task", "duplicate", "closed", "keys", "not finite", "weight"
+    "malformed",
+    "run",
+    "version",
+    "model",
+    "task",
+    "client",
+    "duplicate",
+    "closed",
+    "keys",
+    "not finite",
+    "weight",
 ]
 
 
