@@ -148,18 +148,16 @@ class Coordinator:
             task = about(report).task
         except UserError as error:
             return Refused("malformed", str(error))
-        row = self._current(book, device, task)
-        before = book.task(task) if isinstance(row, Refused) else row
-        again = before is not None and before.device == device and before.report == report
-        if before is None or (isinstance(row, Refused) and not again):
-            return row if isinstance(row, Refused) else Refused("task", f"this device has no task {task}")
-        keys = from_bytes(before.keys)[0] if before.keys is not None else None
-        sent = self.server.read(self._about(before), keys, report)
+        row = self._current(book, device, task, report)
+        if isinstance(row, Refused):
+            return row
+        keys = from_bytes(row.keys)[0] if row.keys is not None else None
+        sent = self.server.read(self._about(row), keys, report)
         if isinstance(sent, Refused):
             return sent
-        if not again:
-            book.put_tasks([before._replace(state="reported", report=report, lease_until=now)])
-        return Accepted(before.client, bool(sent.valid))
+        if row.state != "reported":
+            book.put_tasks([row._replace(state="reported", report=report, lease_until=now)])
+        return Accepted(row.client, bool(sent.valid))
 
     # Rounds
 
@@ -257,13 +255,14 @@ class Coordinator:
             return "repeat" if over else "open"
         return "open"
 
-    def _current(self, book: Book, device: str, task: str) -> TaskRow | Refused:
-        """A task of this device in the open round."""
+    def _current(self, book: Book, device: str, task: str, report: bytes | None = None) -> TaskRow | Refused:
+        """A task of this device in the open round; or one that has sent just this report before."""
         here, row = book.round("share"), book.task(task)
         if row is None or row.device != device:
             return Refused("task", f"this device has no task {task}")
         if row.state == "reported":
-            return Refused("duplicate", f"task {task} has reported already")
+            same = report is not None and row.report == report
+            return row if same else Refused("duplicate", f"task {task} has reported already")
         if (row.number, row.attempt) != (here.number, here.attempt) or here.phase != "open":
             return Refused("closed", f"task {task} came too late: its round is closed")
         return row
