@@ -204,7 +204,7 @@ class EnoughError(Exception):
     """All files have been read."""
 
 
-def enough(simulation, evaluate, config, recorder, progress):
+def enough(simulation, evaluate, config, recorder, progress, rates):
     """In place of the rounds that are left: what has been read is what was written, up to some round."""
     assert simulation.round == recorder.tally.rounds
     assert simulation.round in (4, 6)

@@ -103,15 +103,22 @@ def test_a_report_that_is_not_valid_says_nothing_else():
 
 
 def test_a_task_comes_back():
-    task = Invitation(ABOUT, seed=2**40, round=7)
+    task = Invitation(ABOUT, "ann", seed=2**40, round=7)
     assert messages.read_invitation(messages.write_invitation(task)) == task
+
+
+@pytest.mark.parametrize("wrong", [{"client": 3}, {"seed": "1"}, {"round": None}, {"run": 1}])
+def test_an_invitation_that_does_not_say_all_is_refused(wrong):
+    arrays, header = from_bytes(messages.write_invitation(Invitation(ABOUT, "ann", 1, 2)))
+    with pytest.raises(UserError, match=f"must say its {next(iter(wrong))}"):
+        messages.read_invitation(to_bytes(arrays, header | wrong))
 
 
 def test_bytes_of_format_1():
     """Golden: if this changes, so must FORMAT, for others read these bytes."""
     report = messages.write_report(ABOUT._replace(model="m"), SENT)
     slices = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT._replace(model="m"))
-    task = messages.write_invitation(Invitation(ABOUT._replace(model="m"), 1, 2))
+    task = messages.write_invitation(Invitation(ABOUT._replace(model="m"), "ann", 1, 2))
     header = json.loads(report[8 : 8 + int.from_bytes(report[:8], "little")])
     assert {name: part["dtype"] for name, part in header.items() if name != "__metadata__"} == {
         "#sums": "F32",
@@ -119,7 +126,7 @@ def test_bytes_of_format_1():
         "table": "F32",
     }
     digests = [hashlib.sha256(data).hexdigest()[:16] for data in (report, slices, task)]
-    assert digests == ["c8e5d20a38f7760a", "be262839d2d0f11f", "56c259ed27fb18e6"]
+    assert digests == ["c8e5d20a38f7760a", "be262839d2d0f11f", "80326bd25c4b8e7c"]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))

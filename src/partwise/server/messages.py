@@ -71,7 +71,8 @@ def write_invitation(task: Invitation) -> bytes:
 def read_invitation(data: bytes) -> Invitation:
     """The inverse of `write_invitation`."""
     _, header = _read("invitation", data, {})
-    return Invitation(_about(header), header["client"], header["seed"], header["round"])
+    known = _said(header, {"client": "", "seed": 0, "round": 0})
+    return Invitation(_about(header), **known)
 
 
 def send(
@@ -199,7 +200,13 @@ def _check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) -
 
 
 def _about(header: Mapping[str, Any]) -> About:
-    for name, default in About()._asdict().items():
-        if type(header.get(name)) is not type(default):
+    """What the message belongs to, from its header."""
+    return About(**_said(header, About()._asdict()))
+
+
+def _said(header: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """These values of a header, which must have the types of the examples in `wanted`."""
+    for name, example in wanted.items():
+        if type(header.get(name)) is not type(example):
             raise UserError(f"a message must say its {name}, not {header.get(name)!r}")
-    return About(*(header[name] for name in About._fields))
+    return {name: header[name] for name in wanted}
