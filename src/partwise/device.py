@@ -1,7 +1,7 @@
 """What runs on a real device: one client, its own examples, and bytes in and out. There is no client axis
 here.
 
-The plain-loop backend calls it for one client at a time, and the network runtime will do so too. It is the
+The plain-loop backend and the agents of a network (`deployment.agent`) call it for one client at a time. It is the
 simple counterpart of the compiled cohort. A client that was not in the training uses the same code to
 personalize a model offline.
 """

@@ -181,8 +181,7 @@ class Coordinator:
     def close(self, state: ServerState, due: Due) -> Closed:
         """Add up what was reported. It needs no book, and the same reports always give the same bits."""
         number, attempt = due.round.number, due.round.attempt
-        rng = round_rng(self.rules.seed, number)
-        now = self.server.begin(state, number, rng, self.rules.seed, attempt)
+        now = self.server.begin(state, number, self.rng(number), self.rules.seed, attempt)
         now.invite(task.client for task in due.tasks)
         for task in due.tasks:
             if task.keys is not None:

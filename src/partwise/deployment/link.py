@@ -1,7 +1,7 @@
 """How a device reaches its run: the seam between an agent and a transport, and the wire format of small requests.
 
-`deployment.http_link` is the seam over HTTP, `deployment.local_link` that to a hub in the same process. Slices and
-reports are messages of `server.messages`; everything else is JSON.
+`deployment.http_link` is the seam over HTTP. Slices and reports are messages of `server.messages`; everything
+else is JSON.
 """
 
 from __future__ import annotations
