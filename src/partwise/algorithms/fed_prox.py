@@ -26,7 +26,8 @@ from partwise.config.parts import (
     make_server_optimizer,
     one_of,
 )
-from partwise.config.settings import LARGEST, Config, Own
+from partwise.config.sections import LARGEST
+from partwise.config.settings import Config, Own
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model

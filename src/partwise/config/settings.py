@@ -1,6 +1,6 @@
 """Text from a user into one nested configuration with dotted keys.
 
-A configuration is made of the defaults below, changed by the task's settings (or those of one of its
+A configuration is made of defaults (`config.sections`), changed by the task's settings (or those of one of its
 presets), by a TOML file and by `--set dotted.key=value`, in that order.
 """
 
@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 
 import tomli_w
 
+from partwise.config.sections import (
+    MOST_ROUNDS,
+    CohortConfig,
+    DeployConfig,
+    EvaluationConfig,
+    FineTuneConfig,
+    ReconstructConfig,
+    ServerConfig,
+    ServingConfig,
+    SimulationConfig,
+    SplitConfig,
+    UpdateConfig,
+    setting,
+)
 from partwise.types import Limits, UserError
-
-LARGEST = 1e30  # the largest rate: far beyond practical use, and still a float32
-
-
-LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and little memory
-MOST_ROUNDS = 10**8
-MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 32 bits
-
-
-def key(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
-    """A setting: its default, its meaning (shown by `partwise settings`), and for a number the smallest and
-    the largest value."""
-    limits = None if least is None or most is None else Limits(least, most)
-    return field(default=default, metadata={"meaning": meaning, "limits": limits})
 
 
 class Own(NamedTuple):
@@ -60,137 +60,6 @@ UNSAID = {"SPACE": "own or all"}  # for a key space that is not in `select`
 
 
 @dataclass(frozen=True)
-class CohortConfig:
-    """Which clients take part in a round (see server.cohort)."""
-
-    size: int = key(50, "clients whose reports are wanted in a round", 1, 10**8)
-    sampling: str = key(
-        "fixed",
-        "fixed: cohorts of that size; poisson: every client with the chance size / all, so that sizes vary around "
-        "it; poisson:MOST: the same, and never more than so many",
-    )
-    over_selection: float = key(1.0, "so many times more clients are asked", 1, 1000)
-    dropout: float = key(0.0, "chance that a client that was asked never reports", 0, 0.99)
-    min_examples: int = key(0, "reports of clients with fewer examples are not used", 0, 10**9)
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """Support and query sets. For evaluation, `kind` may also be `same`: as in training, or alternate if
-    training has none."""
-
-    kind: str = key(
-        "alternate",
-        "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
-    )
-    batch_size: int = key(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
-    percent: int = key(50, "share of the examples that is support (halves)", 1, 99)
-
-
-@dataclass(frozen=True)
-class ReconstructConfig:
-    """R: how a client rebuilds its local part from its support set."""
-
-    method: str = key("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
-    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
-    rate: float = key(0.1, "learning rate of the local part", 0, LARGEST)
-    epochs: int | None = key(
-        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
-    )
-    max_steps: int | None = key(50, "batches at most; none: no limit", 0, MOST_STEPS)
-    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
-    pull: float = key(0.0, "strength of the pull of the local part towards its default", 0, LARGEST)
-
-
-@dataclass(frozen=True)
-class UpdateConfig:
-    """U: how a client trains shared and keyed parts on its query set."""
-
-    method: str = key("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
-    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
-    rate: float = key(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
-    epochs: int | None = key(
-        1, "passes over the query set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
-    )
-    max_steps: int | None = key(50, "batches at most; none: no limit", 0, MOST_STEPS)
-    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
-    joint: bool = key(False, "train the local part along")
-    pull: float = key(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """Which local part an evaluated client uses if the algorithm has no local part of this client."""
-
-    local: str = key(
-        "rebuilt",
-        "a judged client's local part: rebuilt from fresh values by reconstruct; tuned, the same from the values "
-        "that the server trained; trained, those values as they are (tuned, trained: not after fed_recon)",
-    )
-
-
-@dataclass(frozen=True)
-class FineTuneConfig:
-    """Steps on shared and keyed parts, on the support set, before a client is evaluated."""
-
-    max_steps: int | None = key(0, "batches of fine-tuning before evaluation at most; 0: none", 0, MOST_STEPS)
-    epochs: int | None = key(
-        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
-    )
-    batch_size: int = key(5, "examples in a batch", 1, LARGEST_BATCH)
-    optimizer: str = key("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
-    rate: float = key(0.1, "learning rate of fine-tuning", 0, LARGEST)
-    joint: bool = key(False, "tune the local part along")
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """The server's optimizer with its own settings, and the weights of clients."""
-
-    optimizer: str = key(
-        "sgd",
-        "sgd, adagrad, adam, yogi, lazy_adam, lazy_yogi (these: only rows that were asked for); "
-        "its own settings are server.settings.NAME",
-    )
-    rate: float = key(1.0, "the server's learning rate", 0, LARGEST)
-    schedule: str = key("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
-    weighting: str = key("examples", "what a client weighs: examples (of its query set), uniform")
-    mean: str = key(
-        "cohort",
-        "a keyed row's mean over the cohort, over the holders of its key in it, or over the cohort and "
-        "corrected by heat (counted over all clients) or seen (its estimate from the cohorts so far)",
-    )
-    cap: float | None = key(None, "largest factor that heat gives a row; none: no bound", 1, LARGEST)
-    settings: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ServingConfig:
-    """How slices are served (see selection.serving). This changes the costs, not the training."""
-
-    way: str = key("on_demand", "whose costs bytes_down and bytes_up are: broadcast, on_demand, pregenerated")
-
-
-@dataclass(frozen=True)
-class SimulationConfig:
-    """How the rounds are run."""
-
-    backend: str = key("compiled", "compiled, or plain (one client at a time; names the one that fails)")
-    lanes: int = key(0, "clients side by side on a device; 0: measured and chosen", 0, 65_536)
-    rounds_per_call: int = key(25, "rounds in one compiled call", 1, 10_000)
-    evaluate_every: int = key(
-        50, "rounds between looks at the validation clients; 0: only at the end", 0, MOST_ROUNDS
-    )
-    checkpoint_every: int = key(100, "rounds between checkpoints; 0: only at the end", 0, MOST_ROUNDS)
-    patience: int = key(
-        20,
-        "rounds that may go wrong (most updates not finite, or the loss exploded) before a run stops; 0: no end",
-        0,
-        MOST_ROUNDS,
-    )
-
-
-@dataclass(frozen=True)
 class Config:
     """Everything about a run.
 
@@ -199,10 +68,10 @@ class Config:
     `declared` describes them.
     """
 
-    task: str = key("planted", "a name from `partwise tasks`")
-    algorithm: str = key("fed_recon", "a name from `partwise algorithms`")
-    rounds: int = key(500, "rounds of the run", 1, MOST_ROUNDS)
-    seed: int = key(
+    task: str = setting("planted", "a name from `partwise tasks`")
+    algorithm: str = setting("fed_recon", "a name from `partwise algorithms`")
+    rounds: int = setting(500, "rounds of the run", 1, MOST_ROUNDS)
+    seed: int = setting(
         0, "what the randomness of training comes from; the data has seeds of its own", 0, 2**32 - 1
     )
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -217,6 +86,7 @@ class Config:
     select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    deploy: DeployConfig = field(default_factory=DeployConfig)
     own: Mapping[str, Any] = field(default_factory=dict)
     declared: Mapping[str, Own] = field(default_factory=dict)
 

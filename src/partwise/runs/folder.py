@@ -44,7 +44,7 @@ def identity(config: Config, begun: Mapping[str, Any]) -> str:
     """A digest of the run: its data and its settings, without how rounds are run and without what may change
     when the run continues. Every file of the folder contains it, so that files of another run are not used by
     mistake."""
-    plain = lambda key: key not in MAY_CHANGE and not key.startswith("simulation.")
+    plain = lambda key: key not in MAY_CHANGE and not key.startswith(("simulation.", "deploy."))
     settings = {key: value for key, value in config.flat().items() if plain(key)}
     told = json.dumps([to_plain(settings), to_plain(begun.get("data"))], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]

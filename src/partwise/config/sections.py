@@ -1,0 +1,192 @@
+"""The sections of a configuration: every setting with its default, its meaning and its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from partwise.types import Limits
+
+LARGEST = 1e30  # the largest rate: far beyond practical use, and still a float32
+LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and little memory
+MOST_ROUNDS = 10**8
+MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 32 bits
+MOMENT, LONGEST = 0.001, 10**8  # seconds
+
+
+def setting(default: Any, meaning: str, least: float | None = None, most: float | None = None) -> Any:
+    """A setting: its default, its meaning (shown by `partwise settings`), and for a number the smallest and
+    the largest value."""
+    limits = None if least is None or most is None else Limits(least, most)
+    return field(default=default, metadata={"meaning": meaning, "limits": limits})
+
+
+@dataclass(frozen=True)
+class CohortConfig:
+    """Which clients take part in a round (see server.cohort)."""
+
+    size: int = setting(50, "clients whose reports are wanted in a round", 1, 10**8)
+    sampling: str = setting(
+        "fixed",
+        "fixed: cohorts of that size; poisson: every client with the chance size / all, so that sizes vary around "
+        "it; poisson:MOST: the same, and never more than so many",
+    )
+    over_selection: float = setting(1.0, "so many times more clients are asked", 1, 1000)
+    dropout: float = setting(0.0, "chance that a client that was asked never reports", 0, 0.99)
+    min_examples: int = setting(0, "reports of clients with fewer examples are not used", 0, 10**9)
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Support and query sets. For evaluation, `kind` may also be `same`: as in training, or alternate if
+    training has none."""
+
+    kind: str = setting(
+        "alternate",
+        "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
+    )
+    batch_size: int = setting(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
+    percent: int = setting(50, "share of the examples that is support (halves)", 1, 99)
+
+
+@dataclass(frozen=True)
+class ReconstructConfig:
+    """R: how a client rebuilds its local part from its support set."""
+
+    method: str = setting("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
+    optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = setting(0.1, "learning rate of the local part", 0, LARGEST)
+    epochs: int | None = setting(
+        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    max_steps: int | None = setting(50, "batches at most; none: no limit", 0, MOST_STEPS)
+    batch_size: int = setting(5, "examples in a batch", 1, LARGEST_BATCH)
+    pull: float = setting(0.0, "strength of the pull of the local part towards its default", 0, LARGEST)
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """U: how a client trains shared and keyed parts on its query set."""
+
+    method: str = setting("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
+    optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = setting(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
+    epochs: int | None = setting(
+        1, "passes over the query set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    max_steps: int | None = setting(50, "batches at most; none: no limit", 0, MOST_STEPS)
+    batch_size: int = setting(5, "examples in a batch", 1, LARGEST_BATCH)
+    joint: bool = setting(False, "train the local part along")
+    pull: float = setting(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Which local part an evaluated client uses if the algorithm has no local part of this client."""
+
+    local: str = setting(
+        "rebuilt",
+        "a judged client's local part: rebuilt from fresh values by reconstruct; tuned, the same from the values "
+        "that the server trained; trained, those values as they are (tuned, trained: not after fed_recon)",
+    )
+
+
+@dataclass(frozen=True)
+class FineTuneConfig:
+    """Steps on shared and keyed parts, on the support set, before a client is evaluated."""
+
+    max_steps: int | None = setting(
+        0, "batches of fine-tuning before evaluation at most; 0: none", 0, MOST_STEPS
+    )
+    epochs: int | None = setting(
+        5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
+    )
+    batch_size: int = setting(5, "examples in a batch", 1, LARGEST_BATCH)
+    optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
+    rate: float = setting(0.1, "learning rate of fine-tuning", 0, LARGEST)
+    joint: bool = setting(False, "tune the local part along")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The server's optimizer with its own settings, and the weights of clients."""
+
+    optimizer: str = setting(
+        "sgd",
+        "sgd, adagrad, adam, yogi, lazy_adam, lazy_yogi (these: only rows that were asked for); "
+        "its own settings are server.settings.NAME",
+    )
+    rate: float = setting(1.0, "the server's learning rate", 0, LARGEST)
+    schedule: str = setting("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
+    weighting: str = setting("examples", "what a client weighs: examples (of its query set), uniform")
+    mean: str = setting(
+        "cohort",
+        "a keyed row's mean over the cohort, over the holders of its key in it, or over the cohort and "
+        "corrected by heat (counted over all clients) or seen (its estimate from the cohorts so far)",
+    )
+    cap: float | None = setting(None, "largest factor that heat gives a row; none: no bound", 1, LARGEST)
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """How slices are served (see selection.serving). This changes the costs, not the training."""
+
+    way: str = setting(
+        "on_demand", "whose costs bytes_down and bytes_up are: broadcast, on_demand, pregenerated"
+    )
+
+
+@dataclass(frozen=True)
+class SimulationConfig:
+    """How the rounds are run."""
+
+    backend: str = setting("compiled", "compiled, or plain (one client at a time; names the one that fails)")
+    lanes: int = setting(0, "clients side by side on a device; 0: measured and chosen", 0, 65_536)
+    rounds_per_call: int = setting(25, "rounds in one compiled call", 1, 10_000)
+    evaluate_every: int = setting(
+        50, "rounds between looks at the validation clients; 0: only at the end", 0, MOST_ROUNDS
+    )
+    checkpoint_every: int = setting(100, "rounds between checkpoints; 0: only at the end", 0, MOST_ROUNDS)
+    patience: int = setting(
+        20,
+        "rounds that may go wrong (most updates not finite, or the loss exploded) before a run stops; 0: no end",
+        0,
+        MOST_ROUNDS,
+    )
+
+
+@dataclass(frozen=True)
+class DeployConfig:
+    """How a run is deployed over a network (see deployment.coordinator). Simulations do not read it."""
+
+    quorum: float = setting(1.0, "share of the cohort whose reports a round needs", 1e-6, 1)
+    deadline: float = setting(600.0, "seconds after which a round waits no longer", MOMENT, LONGEST)
+    lease: float = setting(120.0, "seconds that a device has for a task", MOMENT, LONGEST)
+    fresh: float = setting(
+        60.0, "seconds without a poll after which a device is not invited", MOMENT, LONGEST
+    )
+    hold: float = setting(20.0, "seconds that a poll waits for work at most", 0, 60)
+    population: int = setting(0, "clients that must have joined before a round opens", 0, 10**9)
+    needs: str = setting(
+        "",
+        "what invited devices must say of themselves: charging, unmetered, battery:0.3, load:0.8 or several",
+    )
+    buffer: int = setting(0, "reports that make a version, without rounds (FedBuff); 0: rounds", 0, 10**8)
+    concurrency: int = setting(0, "tasks at a time (buffer); 0: cohort.size", 0, 10**8)
+    staleness: float = setting(
+        0.5, "a late update is divided by this power of 1 + the versions it is late (buffer)", 0, 10
+    )
+    stalest: int = setting(20, "versions after which a late report is refused (buffer)", 0, 10**6)
+    reports: str = setting(
+        "clients", "what a device of many clients sends: a report each (clients) or their sum (sum)"
+    )
+    precision: str = setting("float32", "how updates are sent: float32, float16, int8")
+    page_rows: int = setting(16, "rows in a page (serving.way = pregenerated)", 1, 10**6)
+    held_out: float = setting(0.0, "share of the clients that never train, and evaluate", 0, 0.99)
+    evaluate_every: int = setting(
+        0, "versions between evaluations by held-out clients; 0: none", 0, MOST_ROUNDS
+    )
+    keep: int = setting(20, "versions of the model that are kept", 1, MOST_ROUNDS)
+    requests: int = setting(600, "requests of a device in a minute, at most", 1, 10**6)
