@@ -28,7 +28,8 @@ from partwise.randomness import Words, child, client_numbers, client_rng, words
 from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
-from partwise.server.messages import Slices, read_slices, write_report
+from partwise.server.messages import About, Slices, read_slices
+from partwise.server.report_form import ReportForm
 from partwise.types import UserError
 
 
@@ -98,11 +99,12 @@ class Device:
     In a round, a client has the keys that the algorithm lets it choose (`ask`). To use or evaluate the model,
     it has all keys that could matter (`ask_whole`), as in every evaluation. The argument `asked` is what the
     client asked for before the message came. By default it is the choice in round 0 for a report, and
-    `ask_whole` for everything else.
+    `ask_whole` for everything else. `precision` says how updates are written (see `server.report_form`).
     """
 
-    def __init__(self, algorithm: Algorithm):
+    def __init__(self, algorithm: Algorithm, precision: str = "float32"):
         self.algorithm = algorithm
+        self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         self._contribute = jax.jit(
             lambda kept, given: contribute(algorithm, self._client(given)._replace(kept=kept))
         )
@@ -120,7 +122,7 @@ class Device:
         """All keys that could matter for this client's examples."""
         return ask(self.algorithm.partition, whole_model(self.algorithm.partition), examples)
 
-    def check(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> None:
+    def check(self, message: bytes | Slices, examples: ClientStore, asked: Asked | None = None) -> None:
         """Raise `UserError` if the model or the algorithm does not fit this client's data. `asked` is as in
         `report`."""
         given = self._given(message, examples, asked or self.ask(examples))
@@ -129,17 +131,18 @@ class Device:
         if self.algorithm.check is not None:
             self.algorithm.check(client)
 
-    def report(self, message: bytes, examples: ClientStore, asked: Asked | None = None) -> bytes:
+    def report(self, message: bytes | Slices, examples: ClientStore, asked: Asked | None = None) -> bytes:
         """Run a round on this client. Returns the report: the update of what it received, and its weight. The
         report contains nothing from the local part."""
         return self.report_and_keep(message, examples, asked)[0]
 
     def report_and_keep(
         self,
-        message: bytes,
+        message: bytes | Slices,
         examples: ClientStore,
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
+        task: About | None = None,
     ) -> tuple[bytes, dict[str, np.ndarray]]:
         """Run a round on a client that keeps something between its rounds.
 
@@ -148,16 +151,19 @@ class Device:
             examples: A store with this client's examples.
             asked: What the client asked for.
             kept: What it kept from its last round; None before the first.
+            task: The task, if the slices do not name it because they are for everybody. The report then names the
+                client's keys, which the server has not been told.
 
         Returns:
             The report, and what the client keeps now.
         """
         asked = asked or self.ask(examples)
-        sent = read_slices(self.algorithm.partition, message, asked.keys)
+        sent = self._read(message, asked)
         given = self._with(sent, examples, asked)
         done = self._contribute(self._before(kept, given.tables), given)
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
-        report = write_report(sent.about, done.sent._replace(update=mine(done.sent.update)))
+        rows = done.sent._replace(update=mine(done.sent.update))
+        report = self._form.write(task or sent.about, rows, asked.keys if task else None)
         return report, mine(done.keep) if done.counts else dict(kept or {})
 
     def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
@@ -179,7 +185,7 @@ class Device:
 
     def personalize(
         self,
-        message: bytes,
+        message: bytes | Slices,
         examples: ClientStore,
         asked: Asked | None = None,
         local: Mapping[str, Any] | None = None,
@@ -195,7 +201,7 @@ class Device:
 
     def evaluate(
         self,
-        message: bytes,
+        message: bytes | Slices,
         examples: ClientStore,
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
@@ -206,16 +212,25 @@ class Device:
         return self._evaluate({path: before[path] for path in self.algorithm.judged_with}, given)
 
     def predict(
-        self, message: bytes, local: Mapping[str, Any], examples: ClientStore, asked: Asked | None = None
+        self,
+        message: bytes | Slices,
+        local: Mapping[str, Any],
+        examples: ClientStore,
+        asked: Asked | None = None,
     ) -> np.ndarray:
         """The model's outputs for every example, with a local part that was rebuilt before."""
         asked = asked or self.ask_whole(examples)
         outputs = self._predict(dict(local), self._given(message, examples, asked))
         return np.asarray(outputs)[: examples.num_examples]
 
-    def _given(self, message: bytes, examples: ClientStore, asked: Asked) -> Given:
+    def _given(self, message: bytes | Slices, examples: ClientStore, asked: Asked) -> Given:
         """Read a message, and join it with the client's examples."""
-        return self._with(read_slices(self.algorithm.partition, message, asked.keys), examples, asked)
+        return self._with(self._read(message, asked), examples, asked)
+
+    def _read(self, message: bytes | Slices, asked: Asked) -> Slices:
+        if isinstance(message, Slices):
+            return message
+        return read_slices(self.algorithm.partition, message, asked.keys)
 
     def _with(self, sent: Slices, examples: ClientStore, asked: Asked) -> Given:
         """Join slices and examples, with padding. A whole table is not padded, because it has the same size

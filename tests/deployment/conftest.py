@@ -1,10 +1,59 @@
-"""Real servers for the tests: a PostgreSQL that comes as a wheel."""
+"""Real servers for the tests: our own in a thread, and a PostgreSQL that comes as a wheel."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+import time
 
 import pytest
+import uvicorn
+
+from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.http_server import application
+
+
+@contextlib.contextmanager
+def serving(hub, offer, certificates=None, **more):
+    """A uvicorn server in a thread; its URL."""
+    tls = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key} if certificates else {}
+    config = uvicorn.Config(
+        application(hub, offer, **more),
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        timeout_graceful_shutdown=1,
+        **tls,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve():
+    """`with serve(hub, offer) as url`."""
+    return serving
+
+
+@pytest.fixture(scope="session")
+def enroll():
+    """A function that returns the key of a device that may take part."""
+
+    def enrolled(hub, **known):
+        key = DeviceKey.new()
+        hub.keys.enroll(KeyRow(key.device, key.public, **known))
+        return key
+
+    return enrolled
 
 
 @pytest.fixture(scope="session")

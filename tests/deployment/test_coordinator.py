@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 
 import jax
 import numpy as np
@@ -15,16 +17,17 @@ from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
-from partwise.deployment.book import MemoryBook
-from partwise.deployment.coordinator import Coordinator, Rules, Wait, Work
+from partwise.deployment.coordinator import Coordinator, Wait, Work
 from partwise.deployment.journal import Journal
+from partwise.deployment.memory_book import MemoryBook
+from partwise.deployment.rules import Rules, parse_needs
 from partwise.device import Device
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
-from partwise.server.messages import send, write_report
+from partwise.server.messages import send, write_metrics
 from partwise.server.round import Accepted, Refused, Server
 from partwise.server.total import Contribution
 from partwise.simulation.plain import PlainSimulation
@@ -50,7 +53,7 @@ ALGORITHM = make_algorithm(RATES)
 SERVER = Server(ALGORITHM, "run")
 
 
-class Desk:
+class Deciding:
     """A coordinator whose every decision is a transaction of its own."""
 
     def __init__(self, transaction, **changes):
@@ -69,12 +72,17 @@ class Desk:
         with self.transaction() as book:
             return book.round()
 
-    def tasks(self, number=None, attempt=None):
+    def tasks(self, number=None, attempt=None, kind="train"):
         row = self.round()
         with self.transaction() as book:
             return book.tasks(
-                row.number if number is None else number, row.attempt if attempt is None else attempt
+                kind, row.number if number is None else number, row.attempt if attempt is None else attempt
             )
+
+    def present(self, device, clients, now):
+        """A device joins, and asks for work."""
+        assert self.join(device, clients) is None
+        self.poll(device, now)
 
     def invited(self):
         return [task.client for task in self.tasks()]
@@ -106,20 +114,20 @@ def transactions(request, tmp_path):
         journal.close()
 
 
-def report_for(invitation, value=1.0, **wrong):
+def report_for(invitation, value=1.0, keys=None, **wrong):
     """What an honest client with those two keys might send."""
     leaves = {"user": np.full((1, 2), value, np.float32), "item": np.full((2, 2), value, np.float32)}
     number = lambda x: np.float32(x)
     sent = Contribution(leaves, number(2), number(1), Sums(number(3), number(2)), np.asarray(True))
-    return write_report(invitation.about._replace(**wrong), sent)
+    return SERVER.form.write(invitation.about._replace(**wrong), sent, keys)
 
 
 def begun(transactions, now=0.0, names="abcd", **changes):
     """One client on each device, and a round that is open."""
-    desk = Desk(transactions(), **changes)
+    desk = Deciding(transactions(), **changes)
     for name in names:
-        desk.join(f"device {name}", [name], now)
-    desk.poll("nobody", now)
+        desk.present(f"device {name}", [name], now)
+    assert desk.open(now)
     assert desk.round().phase == "open"
     return desk
 
@@ -128,7 +136,7 @@ def work(desk, client, now=0.0, value=1.0):
     """The client of this name does all of its work; what the coordinator says to its report."""
     given = desk.poll(f"device {client}", now)
     assert isinstance(given, Work)
-    [invitation] = given.invitations
+    [(_, invitation, _)] = given.jobs
     assert invitation.client == client
     desk.grant(f"device {client}", invitation.about.task, KEYS, now)
     return desk.accept(f"device {client}", report_for(invitation, value), now)
@@ -139,34 +147,40 @@ def closed(desk, now, state=None):
     due = desk.due("p", now)
     assert due is not None
     done = desk.close(state or init_server(ALGORITHM, jax.random.key(0)), due)
-    assert desk.commit(due, "file")
+    assert desk.commit(due, now, "file")
     return done
 
 
 def test_a_round_opens_when_enough_clients_are_there(transactions):
-    desk = Desk(transactions())
-    desk.join("x", ["a", "b"], 0.0)
-    assert desk.poll("x", 0.0) == Wait(1.0)
+    desk = Deciding(transactions())
+    desk.present("x", ["a", "b"], 0.0)
+    assert not desk.open(0.0)
+    assert desk.poll("x", 0.0) == Wait(desk.rules.poll)
     assert desk.round().phase == "waiting"
-    desk.join("y", ["c"], 0.0)
+    desk.present("y", ["c"], 0.0)
+    assert desk.open(0.0)
+    assert not desk.open(0.0)
     assert isinstance(desk.poll("x", 0.0), Work)
     assert sorted(desk.invited()) == ["a", "b", "c"]
 
 
 def test_devices_that_are_silent_or_not_ready_are_not_invited(transactions):
-    desk = Desk(transactions(), fresh=10)
+    desk = Deciding(transactions(), fresh=10)
     for name, when in (("a", 0.0), ("b", 95.0), ("c", 95.0), ("d", 95.0), ("e", 96.0)):
-        desk.join(f"device {name}", [name], when)
+        desk.present(f"device {name}", [name], when)
     assert isinstance(desk.poll("device b", 97.0, ready=False), Wait)
+    assert desk.open(97.0)
     assert sorted(desk.invited()) == ["c", "d", "e"]
 
 
 def test_a_client_stays_on_its_device(transactions):
     desk = begun(transactions)
-    assert desk.join("device a", ["a", "e"], 1.0) is None
-    assert desk.join("thief", ["f", "a"], 1.0).reason == "client"
+    assert desk.join("device a", ["a", "e"]) is None
+    assert desk.join("thief", ["f", "a"]).reason == "client"
+    desk.poll("thief", 1.0)
     with desk.transaction() as book:
         assert dict(book.present(0.0))["a"] == "device a"
+        assert "f" not in dict(book.present(0.0))
 
 
 def test_a_round_in_which_all_report(transactions):
@@ -185,15 +199,15 @@ def test_a_task_is_for_its_device_alone_which_is_given_it_again_until_it_reports
     first = desk.poll(f"device {client}", 0.0)
     assert desk.poll(f"device {client}", 5.0) == first
     assert desk.due("p", 14.9) is None  # the lease has begun anew
-    task = first.invitations[0].about.task
+    task = first.jobs[0].invitation.about.task
     assert desk.grant("somebody else", task, KEYS, 1.0).reason == "task"
-    assert desk.accept("somebody else", report_for(first.invitations[0]), 1.0).reason == "task"
+    assert desk.accept("somebody else", report_for(first.jobs[0].invitation), 1.0).reason == "task"
 
 
 def test_a_report_that_comes_twice_counts_once_and_another_one_is_refused(transactions):
     desk = begun(transactions)
     a, b, c = desk.invited()
-    given = desk.poll(f"device {a}", 0.0).invitations[0]
+    given = desk.poll(f"device {a}", 0.0).jobs[0].invitation
     desk.grant(f"device {a}", given.about.task, KEYS, 0.0)
     report = report_for(given)
     for _ in range(2):
@@ -204,11 +218,23 @@ def test_a_report_that_comes_twice_counts_once_and_another_one_is_refused(transa
     assert desk.accept(f"device {a}", report_for(given, 9.0), 2.0).reason == "duplicate"
 
 
+def test_a_device_that_has_much_to_do_is_not_lost_while_it_works(transactions):
+    desk = Deciding(transactions(), lease=10)
+    desk.present("site", ["a", "b", "c"], 0.0)
+    desk.open(0.0)
+    for now in (0.0, 8.0, 16.0):
+        assert desk.due("p", now) is None
+        [(_, given, _)] = desk.poll("site", now).jobs
+        desk.grant("site", given.about.task, KEYS, now)
+        desk.accept("site", report_for(given), now)
+    assert int(closed(desk, 17.0).total.clients) == 3
+
+
 def test_lost_devices_do_not_hold_up_a_round_that_has_its_quorum(transactions):
     desk = begun(transactions)
     a, b, c = desk.invited()
     work(desk, a), work(desk, b)
-    late = desk.poll(f"device {c}", 0.0).invitations[0]
+    late = desk.poll(f"device {c}", 0.0).jobs[0].invitation
     assert desk.due("p", 9.9) is None
     done = closed(desk, 10.0)
     assert (int(done.total.clients), done.missing) == (2, 1)
@@ -217,16 +243,16 @@ def test_lost_devices_do_not_hold_up_a_round_that_has_its_quorum(transactions):
 
 
 def test_at_the_deadline_a_quorum_closes_the_round_and_less_repeats_it(transactions):
-    desk = begun(transactions, fresh=1000)
+    desk = begun(transactions, lease=1000)
     a, b, _ = desk.invited()
     work(desk, a), work(desk, b)
     assert desk.due("p", 99.0) is None
     assert closed(desk, 100.0).missing == 1
     desk = begun(transactions)
-    first = desk.poll(f"device {a}", 0.0).invitations[0]
+    first = desk.poll(f"device {a}", 0.0).jobs[0].invitation
     assert desk.due("p", 100.0) is None
     assert (desk.round().attempt, desk.round().number) == (1, 0)
-    desk.poll("device a", 100.0)
+    assert desk.open(100.0)
     assert first.about.task not in {task.id for task in desk.tasks(0, 1)}
     assert desk.grant(f"device {a}", first.about.task, KEYS, 101.0).reason == "closed"
 
@@ -253,8 +279,8 @@ def test_one_process_closes_a_round_and_another_takes_over_if_it_dies(transactio
         *(jax.tree_util.tree_leaves(desk.close(state, x).state) for x in (dead, taken)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-    assert desk.commit(taken, "file")
-    assert not desk.commit(dead, "file")
+    assert desk.commit(taken, 62.0, "file")
+    assert not desk.commit(dead, 62.0, "file")
     assert desk.round().number == 1
 
 
@@ -263,7 +289,7 @@ def test_the_last_round_ends_the_run(transactions):
     for client in desk.invited():
         work(desk, client)
     closed(desk, 1.0)
-    assert desk.poll("device a", 2.0) == Wait(1.0, ended=True)
+    assert desk.poll("device a", 2.0) == Wait(desk.rules.poll, ended=True)
     assert desk.due("p", 3.0) is None
 
 
@@ -272,15 +298,15 @@ def test_real_devices_give_the_plain_backends_model_bit_for_bit(make_ratings, tr
     store = make_ratings([5, 3, 6, 4, 7, 2], NUM_ITEMS, seed=4, distinct=4)
     plain = PlainSimulation(make_algorithm, RATES, store, Recruiting(3), seed=1)
     list(plain.run(2))
-    desk, device = Desk(transactions()), Device(ALGORITHM)
+    desk, device = Deciding(transactions()), Device(ALGORITHM)
     names = [str(name) for name in store.client_ids.tolist()]
     for name in names:
-        desk.join(f"device {name}", [name], 0.0)
+        desk.present(f"device {name}", [name], 0.0)
     state = init_server(ALGORITHM, round_rng(1, INIT_ROUND))
     while desk.round().phase != "ended":
-        desk.poll("nobody", 0.0)
+        assert desk.open(0.0)
         for name in reversed(desk.invited()):
-            [given] = desk.poll(f"device {name}", 0.0).invitations
+            [(_, given, _)] = desk.poll(f"device {name}", 0.0).jobs
             mine = store.gather([names.index(name)])
             asked = device.ask(mine, given.seed, given.round)
             row = desk.grant(f"device {name}", given.about.task, asked.keys, 0.0)
@@ -298,7 +324,194 @@ def test_real_devices_give_the_plain_backends_model_bit_for_bit(make_ratings, tr
 )
 def test_rules_that_cannot_be(changes, words):
     with pytest.raises(UserError, match=words):
-        Desk(in_memory(), **changes)
+        Deciding(in_memory(), **changes)
+
+
+def test_what_a_device_says_of_itself(transactions):
+    needs = parse_needs("charging, unmetered,battery:0.3,load:0.8")
+    good = {"charging": True, "metered": False, "battery": 0.5, "load": 0.1}
+    rules = Deciding(in_memory(), needs=needs).rules
+    assert rules.may_work(good)
+    for name, value in (("charging", False), ("metered", True), ("battery", 0.2), ("load", 0.9)):
+        assert not rules.may_work({**good, name: value})
+        assert not rules.may_work({**good, name: None})
+        assert not rules.may_work({key: said for key, said in good.items() if key != name})
+    assert not rules.may_work({**good, "battery": "full"})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("chargin", "charging"),
+        ("battery", "battery:NUMBER"),
+        ("charging:1", "write charging"),
+        ("load:x", "from 0 to 1"),
+    ],
+)
+def test_needs_that_cannot_be(text, words):
+    with pytest.raises(UserError, match=words):
+        parse_needs(text)
+
+
+def test_held_out_clients_evaluate_and_never_train(transactions):
+    names = [f"client {i}" for i in range(40)]
+    desk = Deciding(transactions(), held_out=0.4, evaluate_every=2, rounds=2)
+    apart = {name for name in names if desk.rules.is_held_out(name)}
+    assert 5 < len(apart) < 30
+    for name in names:
+        desk.present(f"device {name}", [name], 0.0)
+    for number in range(2):
+        assert desk.open(0.0)
+        assert not apart & set(desk.invited())
+        for client in desk.invited():
+            work(desk, client)
+        closed(desk, 1.0)
+        assert desk.round().phase == ("waiting" if number == 0 else "evaluating")
+    tasks = desk.tasks(2, 0, "evaluate")
+    assert len(tasks) == 3
+    assert {task.client for task in tasks} <= apart
+    for place, task in enumerate(tasks[:2]):
+        [(kind, invitation, _)] = desk.poll(task.device, 1.0).jobs
+        assert kind == "evaluate"
+        assert desk.evaluated(1.0) == []
+        sums = {"loss": Sums(np.float32(2 + place), np.float32(4))}
+        assert desk.accept(task.device, write_metrics(invitation.about._replace(version=7), sums), 1.0).reason
+        assert desk.accept(task.device, write_metrics(invitation.about, sums), 1.0) == Accepted(
+            task.client, True
+        )
+    assert desk.evaluated(100.0) == []
+    [row] = desk.evaluated(101.0)  # the third one never came
+    assert json.loads(row.metrics) == {"loss": [5.0, 8.0]}
+    assert desk.round().phase == "ended"
+    assert desk.evaluated(102.0) == []
+
+
+def test_a_report_that_is_counted_leaves_no_bytes(transactions):
+    desk = begun(transactions)
+    sent = {}
+    for client in desk.invited():
+        given = desk.poll(f"device {client}", 0.0).jobs[0].invitation
+        desk.grant(f"device {client}", given.about.task, KEYS, 0.0)
+        sent[client] = report_for(given)
+        desk.accept(f"device {client}", sent[client], 0.0)
+    closed(desk, 1.0)
+    for task in desk.tasks(0, 0):
+        assert (task.report, task.keys, task.counted) == (None, None, 1)
+        assert desk.accept(task.device, sent[task.client], 2.0) == Accepted(task.client, valid=True)
+    assert desk.round().number == 1
+
+
+def buffering(transactions, buffer, concurrency, names="abcdef", **changes):
+    desk = Deciding(
+        transactions(),
+        recruiting=Recruiting(concurrency),
+        quorum=1,
+        buffer=buffer,
+        concurrency=concurrency,
+        **changes,
+    )
+    for name in names:
+        desk.present(f"device {name}", [name], 0.0)
+    return desk
+
+
+def at_work(desk, now=0.0):
+    with desk.transaction() as book:
+        return sorted(book.busy(now))
+
+
+def test_a_buffer_keeps_so_many_tasks_out(transactions):
+    """Tasks that are worked on, and reports that are not in the model yet, are as many as the concurrency."""
+    desk = buffering(transactions, 2, 4, rounds=3)
+    assert desk.open(0.0)
+    first = at_work(desk)
+    assert len(first) == 4
+    assert not desk.open(0.0)
+    a, b, c, d = first
+    old = desk.poll(f"device {d}", 0.0).jobs[0].invitation
+    work(desk, a)
+    assert not desk.open(0.0)
+    work(desk, b)
+    done = closed(desk, 1.0)
+    assert int(done.total.clients) == 2
+    assert (desk.round().number, desk.round().phase) == (1, "open")
+    assert desk.open(1.0)
+    assert len(at_work(desk, 1.0)) == 4
+    assert {c, d} <= set(at_work(desk, 1.0))
+    work(desk, c, 1.0)
+    desk.grant(f"device {d}", old.about.task, KEYS, 1.0)
+    assert desk.accept(f"device {d}", report_for(old), 1.0) == Accepted(d, valid=True)
+    assert int(closed(desk, 2.0).total.clients) == 2
+
+
+def test_stale_updates_count_less_and_too_stale_ones_are_refused(transactions):
+    state = init_server(ALGORITHM, jax.random.key(0))
+    moved = {}
+    for power in (0.0, 1.0):
+        desk = buffering(transactions, 1, 2, rounds=9, staleness=power, stalest=1, lease=50)
+        desk.open(0.0)
+        a, b = at_work(desk)
+        late = desk.poll(f"device {b}", 0.0).jobs[0].invitation
+        desk.grant(f"device {b}", late.about.task, KEYS, 0.0)
+        work(desk, a)
+        closed(desk, 1.0, state)
+        assert desk.accept(f"device {b}", report_for(late), 1.0) == Accepted(b, valid=True)
+        after = closed(desk, 2.0, state).state
+        moved[power] = np.asarray(after.params["item"]) - np.asarray(state.params["item"])
+        desk.open(2.0)
+        c = next(name for name in at_work(desk, 2.0) if name != b)
+        stale = desk.poll(f"device {c}", 2.0).jobs[0].invitation
+        desk.grant(f"device {c}", stale.about.task, KEYS, 2.0)
+        for now in (3.0, 4.0):
+            desk.open(now)
+            other = next(name for name in at_work(desk, now) if name != c)
+            work(desk, other, now)
+            closed(desk, now, state)
+        assert desk.accept(f"device {c}", report_for(stale), 5.0).reason == "stale"
+    assert np.abs(moved[0.0]).max() > 0
+    assert np.abs(moved[1.0]).max() < np.abs(moved[0.0]).max()
+
+
+def test_a_lost_device_makes_room_for_another(transactions):
+    desk = buffering(transactions, 1, 2, lease=10)
+    desk.open(0.0)
+    assert len(at_work(desk, 9.9)) == 2
+    assert at_work(desk, 10.0) == []
+    assert desk.open(10.0)
+    assert len(at_work(desk, 10.0)) == 2
+
+
+def test_buffer_concurrency_and_cohort_of_one_size_are_the_synchronous_run(make_ratings, transactions):
+    store = make_ratings([5, 3, 6, 4, 7, 2], NUM_ITEMS, seed=4, distinct=4)
+    plain = PlainSimulation(make_algorithm, RATES, store, Recruiting(3), seed=1)
+    list(plain.run(3))
+    device, names = Device(ALGORITHM), [str(name) for name in store.client_ids.tolist()]
+    desk = buffering(transactions, 3, 3, names, rounds=3)
+    state = init_server(ALGORITHM, round_rng(1, INIT_ROUND))
+    while desk.round().phase != "ended":
+        assert desk.open(0.0)
+        for name in reversed(at_work(desk)):
+            [(_, given, _)] = desk.poll(f"device {name}", 0.0).jobs
+            mine = store.gather([names.index(name)])
+            asked = device.ask(mine, given.seed, given.round)
+            desk.grant(f"device {name}", given.about.task, asked.keys, 0.0)
+            message = send(ALGORITHM.partition, state.params, asked.keys, desk.rng(given.round), given.about)
+            desk.accept(f"device {name}", device.report(message, mine, asked), 0.0)
+            assert not desk.open(0.0)
+        state = closed(desk, 0.0, state).state
+    for path, leaf in plain.state.params.items():
+        np.testing.assert_array_equal(np.asarray(state.params[path]), np.asarray(leaf))
+
+
+def test_slices_that_are_files_need_no_request_for_keys(transactions):
+    """The report then names its keys."""
+    desk = begun(transactions)
+    client = desk.invited()[0]
+    given = desk.poll(f"device {client}", 0.0).jobs[0].invitation
+    assert desk.accept(f"device {client}", report_for(given), 0.0).reason == "malformed"
+    keys = KEYS | {"item": np.array([2, 99])}
+    assert desk.accept(f"device {client}", report_for(given, keys=keys), 0.0).reason == "keys"
+    assert desk.accept(f"device {client}", report_for(given, keys=KEYS), 0.0) == Accepted(client, valid=True)
 
 
 class Federation(RuleBasedStateMachine):
@@ -307,14 +520,14 @@ class Federation(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.book, self.now = MemoryBook(), 0.0
-        self.deciding = Desk(lambda: contextlib.nullcontext(self.book), rounds=4)
+        self.deciding = Deciding(lambda: contextlib.nullcontext(self.book), rounds=4)
         self.held: dict[str, object] = {}  # device -> what it was last given
         self.sent: dict[str, bytes] = {}  # task -> the report that was accepted
         self.due: list = []
         self.counted: dict[int, set[str]] = {}
         self.state = init_server(ALGORITHM, jax.random.key(0))
         for name in "abcde":
-            self.deciding.join(f"device {name}", [name], 0.0)
+            self.deciding.present(f"device {name}", [name], 0.0)
 
     @rule(seconds=st.sampled_from([0.5, 3.0, 11.0, 70.0, 101.0]))
     def time_passes(self, seconds):
@@ -325,7 +538,11 @@ class Federation(RuleBasedStateMachine):
         given = self.deciding.poll(f"device {name}", self.now, ready)
         if isinstance(given, Work):
             assert ready
-            self.held[name] = given.invitations[0]
+            self.held[name] = given.jobs[0].invitation
+
+    @rule()
+    def draws(self):
+        self.deciding.open(self.now)
 
     @rule(name=st.sampled_from("abcde"), other=st.sampled_from("abcde"))
     def asks(self, name, other):
@@ -356,7 +573,7 @@ class Federation(RuleBasedStateMachine):
     def closes(self, data):
         due = data.draw(st.sampled_from(self.due))
         done = self.deciding.close(self.state, due)
-        if self.deciding.commit(due, "file"):
+        if self.deciding.commit(due, self.now, "file"):
             number = due.round.number
             assert number not in self.counted
             self.counted[number] = {task.id for task in due.tasks if task.report is not None}
@@ -365,20 +582,14 @@ class Federation(RuleBasedStateMachine):
 
     @invariant()
     def what_was_accepted_is_what_counts(self):
-        for number, tasks in self.counted.items():
-            assert (
-                tasks
-                == {
-                    task.id
-                    for task in self.book._tasks.values()
-                    if task.number == number and task.report is not None
-                }
-                & tasks
-            )
+        """Each accepted report is counted once, or waits, and is the one that was accepted."""
         for task in self.book._tasks.values():
-            assert (task.report is not None) == (task.id in self.sent)
-            if task.report is not None:
-                assert task.report == self.sent[task.id]
+            assert (task.state == "reported") == (task.id in self.sent)
+            if task.state == "reported":
+                assert task.digest == hashlib.sha256(self.sent[task.id]).hexdigest()
+                assert (task.report is None) == (task.counted is not None)
+        for number, tasks in self.counted.items():
+            assert tasks == {task.id for task in self.book._tasks.values() if task.counted == number + 1}
 
     @invariant()
     def rounds_follow_one_another(self):

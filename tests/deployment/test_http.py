@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -10,16 +9,14 @@ import time
 import numpy as np
 import pytest
 import urllib3
-import uvicorn
 
 from partwise.algorithms.registry import prepare
 from partwise.deployment.agent import Agent
-from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.auth import DeviceKey
 from partwise.deployment.certificates import make_certificates
-from partwise.deployment.coordinator import Rules
-from partwise.deployment.federation import algorithm_of, open_hub
-from partwise.deployment.http_link import HttpLink, UnreachableError
-from partwise.deployment.http_server import application
+from partwise.deployment.federation import algorithm_of, found_run, open_hub
+from partwise.deployment.http_link import HttpLink
+from partwise.deployment.link import UnreachableError
 from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
 from partwise.types import UserError
@@ -34,30 +31,6 @@ SMALL = {
     "rounds": ROUNDS,
     "server.schedule": "constant",
 }
-
-
-@contextlib.contextmanager
-def serving(hub, offer, certificates=None):
-    """A uvicorn server in a thread; its URL."""
-    tls = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key} if certificates else {}
-    config = uvicorn.Config(
-        application(hub, offer),
-        host="127.0.0.1",
-        port=0,
-        log_level="error",
-        timeout_graceful_shutdown=1,
-        **tls,
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http{'s' if tls else ''}://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -83,30 +56,27 @@ def journal(request):
     return None if request.param == "sqlite" else request.getfixturevalue("new_postgres")()
 
 
-def enrolled(hub, **known):
-    """The key of a device that may take part."""
-    key = DeviceKey.new()
-    hub.journal.enroll(KeyRow(key.device, key.public, **known))
-    return key
-
-
-def rules_for(prepared, **changes):
-    rules = Rules(prepared.recruiting, seed=0, rounds=ROUNDS, quorum=COHORT, fresh=1e6, poll=0.02)
-    return rules._replace(at_least=prepared.store.num_clients, **changes)
-
-
-def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, journal):
+def opened(setting, folder, journal=None, **rules):
+    """The hub and the offer of a run in this folder, which is founded if it is not there."""
     task, config, prepared = setting
-    hub, offer = open_hub(task, config, rules_for(prepared), tmp_path, journal)
+    if not (folder / "config.toml").exists():
+        found_run(task, config, folder)
+    rules = {"fresh": 1e6, "poll": 0.02, "population": prepared.store.num_clients, **rules}
+    return open_hub(folder, journal, **rules)
+
+
+def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, journal, serve, enroll):
+    prepared = setting[2]
+    hub, offer = opened(setting, tmp_path, journal)
     done, certificates = [], make_certificates(tmp_path)
 
     def work(url, places):
         store = prepared.store.gather(places)
-        link = HttpLink(url, enrolled(hub), certificates.authority)
+        link = HttpLink(url, enroll(hub), certificates.authority)
         algorithm = algorithm_of(link.offer(), store)
         done.extend(Agent(link, algorithm, store, most=3).run())
 
-    with serving(hub, offer, certificates) as url:
+    with serve(hub, offer, certificates) as url:
         halves = np.array_split(np.arange(prepared.store.num_clients), 2)
         agents = [threading.Thread(target=work, args=(url, half)) for half in halves]
         for agent in agents:
@@ -123,39 +93,36 @@ def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, jou
     assert all(each.accepted for each in done)
     for path, leaf in state.params.items():
         np.testing.assert_array_equal(np.asarray(hub.state(ROUNDS).params[path]), np.asarray(leaf))
-    with hub.journal.transaction() as book:
-        told = [json.loads(book.version(number + 1).record) for number in range(ROUNDS)]
+    told = [json.loads(hub.version(number + 1).record) for number in range(ROUNDS)]
     assert [each["loss"] for each in told] == [record.loss for record in records]
     assert [each["clients"] for each in told] == [record.clients for record in records]
-    hub.journal.close()
+    hub.close()
 
 
-def test_a_hub_goes_on_where_another_was_killed(setting, plain, tmp_path):
+def test_a_hub_goes_on_where_another_was_killed(setting, plain, tmp_path, serve, enroll):
     """Whatever the first one knew is in the journal and in the folder."""
-    task, config, prepared = setting
-    algorithm, rules = prepared.build(prepared.rates), rules_for(prepared)
-    key = None
+    prepared, key = setting[2], None
+    algorithm = prepared.build(prepared.rates)
     for stop in (1, 5, ROUNDS * COHORT):
-        hub, offer = open_hub(task, config, rules, tmp_path)
-        key = key or enrolled(hub)
-        with serving(hub, offer) as url:
+        hub, offer = opened(setting, tmp_path)
+        key = key or enroll(hub)
+        with serve(hub, offer) as url:
             agent = Agent(HttpLink(url, key), algorithm, prepared.store)
             for number, _ in enumerate(agent.run(), 1):
                 if number == stop and hub.round().number < ROUNDS - 1:
                     break
-        hub.journal.close()
-    hub, _ = open_hub(task, config, rules, tmp_path)
+        hub.close()
+    hub, _ = opened(setting, tmp_path)
     assert hub.round().phase == "ended"
     for path, leaf in plain[1].params.items():
         np.testing.assert_array_equal(np.asarray(hub.state(ROUNDS).params[path]), np.asarray(leaf))
 
 
 @pytest.fixture(scope="module")
-def quiet(setting, tmp_path_factory):
+def quiet(setting, tmp_path_factory, serve):
     """A server at which nobody works."""
-    task, config, prepared = setting
-    hub, offer = open_hub(task, config, rules_for(prepared), tmp_path_factory.mktemp("quiet"))
-    with serving(hub, offer) as url:
+    hub, offer = opened(setting, tmp_path_factory.mktemp("quiet"))
+    with serve(hub, offer) as url:
         yield url, hub
 
 
@@ -164,7 +131,8 @@ def quiet(setting, tmp_path_factory):
     [
         ("/v1/poll", b"", 400, "malformed"),
         ("/v1/poll", b'{"ready": 1, "most": 1}', 400, "malformed"),
-        ("/v1/poll", b'{"ready": true}', 400, "malformed"),
+        ("/v1/poll", b"[]", 400, "malformed"),
+        ("/v1/join", b"{}", 400, "malformed"),
         ("/v1/join", b'{"clients": "a"}', 400, "malformed"),
         ("/v1/join", b'{"clients": [""]}', 400, "malformed"),
         ("/v1/join", b'{"clients": [' + b'"a",' * 300_000 + b'"a"]}', 413, "too large"),
@@ -173,9 +141,9 @@ def quiet(setting, tmp_path_factory):
         ("/v1/tasks/none/slices", b"nothing", 400, "malformed"),
     ],
 )
-def test_bad_requests_are_refused_by_name(quiet, path, body, status, reason):
+def test_bad_requests_are_refused_by_name(quiet, enroll, path, body, status, reason):
     url, hub = quiet
-    answer = urllib3.request("POST", url + path, body=body, headers=enrolled(hub).headers("POST", path, body))
+    answer = urllib3.request("POST", url + path, body=body, headers=enroll(hub).headers("POST", path, body))
     assert (answer.status, json.loads(answer.data)["reason"]) == (status, reason)
 
 
@@ -188,12 +156,12 @@ def polled(url, headers, body=BODY):
     return answer.status, json.loads(answer.data).get("what", "")
 
 
-def test_who_may_not_ask_is_refused(quiet):
+def test_who_may_not_ask_is_refused(quiet, enroll):
     url, hub = quiet
-    key, other = enrolled(hub), DeviceKey.new()
+    key, other = enroll(hub), DeviceKey.new()
     sign = lambda key, **more: key.headers("POST", "/v1/poll", BODY, **more)
     assert polled(url, sign(key))[0] == 200
-    revoked, expired = enrolled(hub, revoked=1.0), enrolled(hub, expires=1.0)
+    revoked, expired = enroll(hub, revoked=1.0), enroll(hub, expires=1.0)
     once = sign(key)
     assert polled(url, once)[0] == 200
     for headers, status, words in (
@@ -215,12 +183,12 @@ def test_who_may_not_ask_is_refused(quiet):
         assert words in found[1]
 
 
-def test_a_client_of_another_device_is_refused_and_nothing_joins(quiet):
+def test_a_client_of_another_device_is_refused_and_nothing_joins(quiet, enroll):
     url, hub = quiet
-    HttpLink(url, enrolled(hub)).join(["mine"])
+    HttpLink(url, enroll(hub)).join(["mine"])
     with pytest.raises(UserError, match=r"refused \(client\): client 'mine' is on another device"):
-        HttpLink(url, enrolled(hub)).join(["new", "mine"])
-    HttpLink(url, enrolled(hub)).join(["new"])
+        HttpLink(url, enroll(hub)).join(["new", "mine"])
+    HttpLink(url, enroll(hub)).join(["new"])
 
 
 def test_a_key_survives_its_file_and_others_are_refused(tmp_path):
@@ -233,23 +201,21 @@ def test_a_key_survives_its_file_and_others_are_refused(tmp_path):
         DeviceKey.load(tmp_path / "text")
 
 
-def test_a_server_that_is_not_there_is_tried_again(setting, quiet):
+def test_a_server_that_is_not_there_is_tried_again(setting, quiet, enroll):
     """First it does not answer, then it does."""
     _, _, prepared = setting
     waits = []
 
     class Flaky(HttpLink):
-        def _request(self, method, path, body=None):
+        def _request(self, method, path, body=b"", most=1 << 20):
             if path == "/v1/poll" and len(waits) < 3:
                 raise UnreachableError("not yet")
             if path == "/v1/poll":
                 raise KeyboardInterrupt
-            return super()._request(method, path, body)
+            return super()._request(method, path, body, most)
 
     url, hub = quiet
-    agent = Agent(
-        Flaky(url, enrolled(hub)), prepared.build(prepared.rates), prepared.store, sleep=waits.append
-    )
+    agent = Agent(Flaky(url, enroll(hub)), prepared.build(prepared.rates), prepared.store, sleep=waits.append)
     with pytest.raises(KeyboardInterrupt):
         list(agent.run())
     assert len(waits) == 3

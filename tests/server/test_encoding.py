@@ -16,7 +16,7 @@ from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.encoding import clipped, fixed_point
 from partwise.server.mean import by_examples, mean, uniform
-from partwise.server.messages import SUMS, report_shapes
+from partwise.server.report_form import SUMS, ReportForm
 from partwise.server.total import Report, add, zero_total
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
@@ -186,7 +186,7 @@ def test_a_lazy_optimizer_and_an_aggregator_of_all_rows_do_not_fit(build, store,
 
 def test_reports_have_the_type_of_the_sum(parts):
     for aggregator, dtype in ((mean(), np.float32), (fixed_point(mean(), BITS), np.uint32)):
-        shapes = report_shapes(aggregator, parts, {"user": 1, "item": 4})
+        shapes = ReportForm(aggregator, parts).shapes({"user": 1, "item": 4})
         assert {x.dtype.name for x in shapes.values()} == {np.dtype(dtype).name}
         assert shapes["item"].shape == (4, DIM)
         assert shapes[SUMS].shape == (4,)

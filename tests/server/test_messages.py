@@ -17,8 +17,10 @@ from partwise.metrics import Sums
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.server import messages
+from partwise.server.encoding import fixed_point
 from partwise.server.mean import mean
 from partwise.server.messages import About, Invitation
+from partwise.server.report_form import PRECISIONS, ReportForm
 from partwise.server.total import Contribution
 from partwise.types import UserError
 
@@ -45,7 +47,7 @@ SENT = Contribution(
     Sums(np.float32(3), np.float32(2)),
     np.asarray(True),
 )
-SHAPES = messages.report_shapes(mean(), PARTS, {"item": 2})
+FORM = ReportForm(mean(), PARTS)
 
 
 @pytest.mark.parametrize("psi", ["take", "float16", "int8"])
@@ -88,18 +90,61 @@ def test_a_model_of_other_roles_is_refused():
 
 
 def test_a_report_comes_back_to_the_bit():
-    belongs, found = messages.read_report(messages.write_report(ABOUT, SENT), SHAPES)
-    assert belongs == ABOUT
+    data = FORM.write(ABOUT, SENT)
+    found, _ = FORM.read(data, KEYS)
+    assert messages.about(data) == ABOUT
     for a, b in zip(*map(jax.tree_util.tree_leaves, (found, SENT)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_a_report_that_is_not_valid_says_nothing_else():
-    data = messages.write_report(ABOUT, SENT._replace(valid=np.asarray(False)))
+    data = FORM.write(ABOUT, SENT._replace(valid=np.asarray(False)))
     arrays, header = from_bytes(data)
     assert arrays == {}
     assert header == {"format": 1, "kind": "report", **ABOUT._asdict(), "valid": False}
-    assert not messages.read_report(data, SHAPES)[1].valid
+    assert not FORM.read(data, KEYS)[0].valid
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "int8"])
+@given(values=st.lists(st.floats(-1e4, 1e4, width=32), min_size=5, max_size=5))
+def test_a_rounded_report_is_off_by_no_more_than_is_stated(precision, values):
+    form, psi = ReportForm(mean(), PARTS, precision), PRECISIONS[precision]
+    update = {
+        "table": np.array(values[:4], np.float32).reshape(2, 2),
+        "bias": np.array(values[4:], np.float32),
+    }
+    found, _ = form.read(form.write(ABOUT, SENT._replace(update=update)), KEYS)
+    for path, leaf in update.items():
+        rows = leaf if path == "table" else leaf[None]
+        bound = np.asarray(psi.bound(jnp.asarray(rows)))[:, None] + 1e-30
+        assert np.all(np.abs(found.update[path].reshape(rows.shape) - rows) <= bound)
+        assert found.update[path].dtype == leaf.dtype
+
+
+def test_int8_takes_about_a_quarter_of_the_bytes():
+    parts = ReportForm(mean(), PARTS, "int8").shapes({"item": 1000})
+    size = sum(each.size * each.dtype.itemsize for each in parts.values())
+    assert size == 16 + 1000 * (2 + 4) + (1 + 4)  # sums, rows of two with a scale each, one shared row
+
+
+def test_a_report_whose_keys_the_server_does_not_know_names_them():
+    form = ReportForm(mean(), PARTS)
+    found, keys = form.read(form.write(ABOUT, SENT, KEYS), None)
+    np.testing.assert_array_equal(keys["item"], KEYS["item"])
+    np.testing.assert_array_equal(found.update["table"], SENT.update["table"])
+    with pytest.raises(UserError, match="must have '#keys:item'"):
+        form.read(form.write(ABOUT, SENT), None)
+    with pytest.raises(UserError, match="no business with '#keys:item'"):
+        form.read(form.write(ABOUT, SENT, KEYS), KEYS)
+    with pytest.raises(UserError, match=r"'table' in the report is float32 \[2, 2\]"):
+        form.read(form.write(ABOUT, SENT, {"item": np.arange(3)}), None)
+
+
+def test_precisions_that_cannot_be():
+    with pytest.raises(UserError, match=r"int4.*float16"):
+        ReportForm(mean(), PARTS, "int4")
+    with pytest.raises(UserError, match="whole numbers"):
+        ReportForm(fixed_point(mean(), 20), PARTS, "int8")
 
 
 def test_a_task_comes_back():
@@ -116,7 +161,7 @@ def test_an_invitation_that_does_not_say_all_is_refused(wrong):
 
 def test_bytes_of_format_1():
     """Golden: if this changes, so must FORMAT, for others read these bytes."""
-    report = messages.write_report(ABOUT._replace(model="m"), SENT)
+    report = FORM.write(ABOUT._replace(model="m"), SENT)
     slices = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT._replace(model="m"))
     task = messages.write_invitation(Invitation(ABOUT._replace(model="m"), "ann", 1, 2))
     header = json.loads(report[8 : 8 + int.from_bytes(report[:8], "little")])
@@ -132,11 +177,11 @@ def test_bytes_of_format_1():
 @given(st.integers(0, 10_000), st.integers(0, 255), st.integers(0, 400))
 def test_damaged_bytes_are_refused_or_read_as_a_report(place, value, cut):
     """Whatever a bit flip or a cut does: a clear error, or arrays of the right shapes."""
-    data = bytearray(messages.write_report(ABOUT, SENT))
+    data = bytearray(FORM.write(ABOUT, SENT))
     data[place % len(data)] = value
     damaged = bytes(data[: len(data) - cut if cut < 50 else None])
     try:
-        _, found = messages.read_report(damaged, SHAPES)
+        found, _ = FORM.read(damaged, KEYS)
     except UserError:
         return
     if found.valid:
@@ -148,4 +193,4 @@ def test_too_large_is_refused_before_it_is_parsed(monkeypatch):
     monkeypatch.setattr(messages, "header_of", lambda *given: pytest.fail("parsed"))
     large = to_bytes({"bias": np.zeros(1 << 19, np.float32)})
     with pytest.raises(UserError, match=r"2,09\d,\d+ bytes is too large"):
-        messages.read_report(large, SHAPES)
+        FORM.read(large, KEYS)

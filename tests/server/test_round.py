@@ -14,7 +14,8 @@ from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.server import optimizers
-from partwise.server.messages import SUMS, read_invitation
+from partwise.server.messages import read_invitation
+from partwise.server.report_form import SUMS
 from partwise.server.round import Accepted, Refused, Server
 from partwise.types import UserError
 

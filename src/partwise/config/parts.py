@@ -23,6 +23,10 @@ from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting
 from partwise.types import UserError, unknown
 
+HEATS = (
+    "heats"  # where the info of a store has heat that was counted before, because its examples are elsewhere
+)
+
 
 def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
     """Which keys clients ask for: as the configuration says; by default all keys that could matter."""
@@ -141,6 +145,8 @@ def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[
                 f"heat is counted from the keys of clients' examples, and with select.{space} = {choice.name} they "
                 f"train others: use server.mean = seen (from the cohorts as they come), holders or cohort"
             )
+    if HEATS in store.info:
+        return store.info[HEATS]
     by = "samples" if config.server.weighting == "examples" else "clients"
     return count_heats(store, setting.partition, by)
 

@@ -16,8 +16,7 @@ import numpy as np
 from partwise.algorithm import Algorithm
 from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Wait
-from partwise.deployment.http_link import UnreachableError
-from partwise.deployment.link import Link
+from partwise.deployment.link import Link, UnreachableError
 from partwise.device import Device
 from partwise.server.messages import Invitation
 from partwise.server.round import Refused
@@ -75,8 +74,8 @@ class Agent:
                         return
                     self._sleep(given.seconds * random.uniform(0.8, 1.2))
                     continue
-                for invitation in given.invitations:
-                    yield self._work(invitation)
+                for job in given.jobs:
+                    yield self._work(job.invitation)
                 tries = 0
             except UnreachableError:
                 tries += 1

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
@@ -23,17 +26,27 @@ from partwise.checkpoint import read_file, write_file
 from partwise.types import UserError
 
 WINDOW = 300.0  # seconds by which the clocks of a device and the server may differ
+LONGEST_NONCE = 64  # characters
 DEVICE, TIME, NONCE, SIGNATURE = (f"partwise-{name}" for name in ("device", "time", "nonce", "signature"))
 
 
 class KeyRow(NamedTuple):
-    """A device's key, as the server knows it."""
+    """A key, as the server knows it: of a device, or of an operator (then `device` is the operator's name, and
+    `public` the digest of a token)."""
 
     device: str
     public: bytes  # 32 bytes
     label: str = ""
     expires: float | None = None
     revoked: float | None = None
+    role: Literal["device", "operator"] = "device"
+
+
+class Signed(NamedTuple):
+    """Who signed a request, and the number that it uses once."""
+
+    device: str
+    nonce: str
 
 
 class NotAllowedError(Exception):
@@ -95,17 +108,13 @@ def device_of(public: bytes) -> str:
 
 
 def verify(
-    request: tuple[str, str, Mapping[str, str], bytes],
-    key_of: Callable[[str], KeyRow | None],
-    first_time: Callable[[str, str], bool],
-    now: float,
-) -> str:
-    """The device that signed a request.
+    request: tuple[str, str, Mapping[str, str], bytes], key_of: Callable[[str], KeyRow | None], now: float
+) -> Signed:
+    """Who signed a request. Whether its number was used before, the journal knows.
 
     Args:
         request: Method, path, headers and body.
         key_of: The key of a device; None if it was not enrolled.
-        first_time: Whether a device's number is used for the first time, which this call then was.
         now: The server's time.
 
     Raises:
@@ -117,27 +126,65 @@ def verify(
         raise NotAllowedError(401, "the request is not signed by a device")
     device, moment, nonce, signature = given
     row = key_of(device)
-    if row is None:
+    if row is None or row.role != "device":
         raise NotAllowedError(401, f"device {device} is not enrolled")
     try:
         proof = base64.b64decode(signature, validate=True)
-        Ed25519PublicKey.from_public_bytes(row.public).verify(
-            proof, _signed(method, path, body, moment, nonce)
-        )
+        _public(row.public).verify(proof, _signed(method, path, body, moment, nonce))
         skew = abs(float(moment) - now)
     except (InvalidSignature, ValueError):
         raise NotAllowedError(401, f"the signature of device {device} does not fit the request") from None
-    if row.revoked is not None:
-        raise NotAllowedError(403, f"device {device} was revoked")
-    if row.expires is not None and row.expires <= now:
-        raise NotAllowedError(403, f"the key of device {device} has expired")
+    check_valid(row, f"device {device}", now)
     if not skew <= WINDOW:
         raise NotAllowedError(
             401, f"the clock of device {device} is {skew:.0f} seconds off, and {WINDOW:.0f} are allowed"
         )
-    if not first_time(device, nonce):
-        raise NotAllowedError(409, f"device {device} has made this request before")
-    return device
+    if len(nonce) > LONGEST_NONCE:
+        raise NotAllowedError(401, f"a number that is used once has at most {LONGEST_NONCE} characters")
+    return Signed(device, nonce)
+
+
+def verify_operator(headers: Mapping[str, str], key_of: Callable[[str], KeyRow | None], now: float) -> str:
+    """The operator who makes a request: `Authorization: Bearer NAME.SECRET`, as `new_token` makes it.
+
+    Raises:
+        NotAllowedError: Nobody who may do so.
+    """
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    name = token.rpartition(".")[0]
+    row = key_of(operator_id(name)) if kind.lower() == "bearer" and name else None
+    digest = hashlib.sha256(token.encode()).digest()
+    if row is None or row.role != "operator" or not hmac.compare_digest(row.public, digest):
+        raise NotAllowedError(401, "this needs the token of an operator")
+    check_valid(row, f"operator {name}", now)
+    return name
+
+
+def new_token(name: str) -> tuple[str, KeyRow]:
+    """A token for an operator of this name, and what the server keeps of it."""
+    if not name.isidentifier():
+        raise UserError(f"an operator's name has letters, digits and _, not '{name}'")
+    token = f"{name}.{secrets.token_urlsafe(32)}"
+    public = hashlib.sha256(token.encode()).digest()
+    return token, KeyRow(operator_id(name), public, name, role="operator")
+
+
+def operator_id(name: str) -> str:
+    """Under which an operator's key is kept. No device has such a name."""
+    return f"operator:{name}"
+
+
+def check_valid(row: KeyRow, who: str, now: float) -> None:
+    """Raise `NotAllowedError` if a key was revoked or has expired."""
+    if row.revoked is not None:
+        raise NotAllowedError(403, f"{who} was revoked")
+    if row.expires is not None and row.expires <= now:
+        raise NotAllowedError(403, f"the key of {who} has expired")
+
+
+@lru_cache(maxsize=16_384)
+def _public(key: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(key)
 
 
 def _signed(method: str, path: str, body: bytes, moment: str, nonce: str) -> bytes:

@@ -1,7 +1,7 @@
-"""What a coordinator remembers: clients, the round, tasks. Rows, and the book that holds them.
+"""What a coordinator remembers: clients, the round, tasks, versions. Rows, and the book that holds them.
 
-The coordinator reads and writes these rows and nothing else. `Book` is what it needs of a transaction;
-`deployment.journal` keeps the rows in a database, and `MemoryBook` in a dict, for tests.
+The coordinator reads and writes these rows and nothing else. `Book` is what it needs of a transaction.
+`deployment.journal` keeps the rows in a database, and `deployment.memory_book` in dicts, for tests.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-Phase = Literal["waiting", "open", "closing", "ended"]
+Phase = Literal["waiting", "open", "closing", "evaluating", "ended"]
 Lock = Literal["none", "share", "alone"]
-TaskState = Literal["open", "leased", "reported"]
+Kind = Literal["train", "evaluate"]
+TaskState = Literal["open", "leased", "reported", "closed"]
 
 
 class ClientRow(NamedTuple):
@@ -25,7 +26,7 @@ class RoundRow(NamedTuple):
     """The round that is going on. Its number is the version of the model that it starts from."""
 
     number: int = 0
-    attempt: int = 0
+    attempt: int = 0  # times that clients were drawn for it before
     phase: Phase = "waiting"
     opened: float = 0.0
     closer: str = ""  # the process that closes it
@@ -38,21 +39,34 @@ class VersionRow(NamedTuple):
     number: int  # how many rounds made it
     file: str  # where its state is
     record: str  # of the round that made it, as JSON
+    slices: str = ""  # where devices find its slices, if they are files
+    metrics: str | None = None  # of its evaluation by held-out clients, as JSON
 
 
 class TaskRow(NamedTuple):
-    """One client's work in a round."""
+    """One client's work for a version of the model."""
 
     id: str
-    number: int
+    kind: Kind
+    number: int  # the version
     attempt: int
     place: int  # in the cohort: reports are added up in this order
     client: str
     device: str
     state: TaskState = "open"
-    lease_until: float = 0.0  # 0: nobody has begun with it
+    lease_until: float = 0.0  # after this, the device counts as lost
     keys: bytes | None = None
     report: bytes | None = None
+    digest: str | None = None  # of the report, which stays when the report is deleted
+    counted: int | None = None  # the version that it helped to make
+
+
+class Tally(NamedTuple):
+    """How many tasks of a round there are, have reported, and are lost."""
+
+    tasks: int
+    reported: int
+    lost: int
 
 
 class Book(Protocol):
@@ -68,11 +82,15 @@ class Book(Protocol):
         ...
 
     def join(self, clients: Sequence[ClientRow]) -> list[str]:
-        """Add clients. Returns the names that are another device's, which stay there."""
+        """Add clients, unless some of them are another device's: then add none, and return their names."""
         ...
 
     def see(self, device: str, now: float, ready: bool) -> None:
-        """A device has asked for work; `ready` says that it may work (charging, unmetered, idle ...)."""
+        """A device has asked for work; `ready` says that it may be given some."""
+        ...
+
+    def num_present(self, since: float) -> int:
+        """How many clients `present` would return."""
         ...
 
     def present(self, since: float) -> list[ClientRow]:
@@ -84,97 +102,63 @@ class Book(Protocol):
         """One task, which nobody else changes until this transaction ends."""
         ...
 
-    def tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """The tasks of a round, by place, without the bytes of keys and reports."""
-        ...
-
-    def filled_tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """The same with all their bytes."""
-        ...
-
-    def tasks_of(self, device: str, number: int, attempt: int) -> list[TaskRow]:
-        """Those of one device, by place, without the bytes of keys and reports."""
-        ...
-
     def put_tasks(self, rows: Iterable[TaskRow]) -> None:
         """Add them, or replace those of the same ids."""
         ...
 
-    def lease(self, tasks: Iterable[str], until: float) -> None:
-        """Lease these tasks until then; their bytes stay."""
+    def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
+        """The tasks of a round, by place, with all their bytes."""
+        ...
+
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+        """How many of these tasks there are, have reported, and are lost."""
+        ...
+
+    def tasks_of(self, device: str, most: int) -> list[TaskRow]:
+        """At most so many tasks that one device has to do, the oldest first, without bytes."""
+        ...
+
+    def devices_with_tasks(self) -> set[str]:
+        """The devices that have something to do."""
+        ...
+
+    def lease(self, device: str, tasks: Sequence[str], until: float) -> None:
+        """Lease these tasks to a device until then. Its other tasks are its until then too: it is at work."""
+        ...
+
+    def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
+        """Those of a round that have not reported will not any more."""
+        ...
+
+    def buffered(self, most: int) -> list[TaskRow]:
+        """At most so many training tasks that have reported and were not counted, by version, attempt and place,
+        with all their bytes."""
+        ...
+
+    def num_buffered(self) -> int:
+        """How many such tasks there are."""
+        ...
+
+    def busy(self, now: float) -> set[str]:
+        """Clients whose training task is being worked on, or whose report was not counted yet."""
+        ...
+
+    def count(self, tasks: Iterable[str], version: int) -> None:
+        """Note that these reports are in a version, and delete their bytes."""
+        ...
+
+    def forget(self, before: int) -> None:
+        """Delete the tasks of versions before this one."""
         ...
 
     def put_version(self, row: VersionRow) -> None:
-        """Add a version of the model."""
+        """Add a version of the model, or change what is known of it."""
         ...
 
     def version(self, number: int) -> VersionRow | None:
         """The version that so many rounds made."""
         ...
 
-
-class MemoryBook:
-    """A book in memory."""
-
-    def __init__(self) -> None:
-        self._round = RoundRow()
-        self._clients: dict[str, ClientRow] = {}
-        self._seen: dict[str, tuple[float, bool]] = {}
-        self._tasks: dict[str, TaskRow] = {}
-        self._versions: dict[int, VersionRow] = {}
-
-    def round(self, lock: Lock = "none") -> RoundRow:
-        """As `Book.round`."""
-        return self._round
-
-    def put_round(self, row: RoundRow) -> None:
-        """As `Book.put_round`."""
-        self._round = row
-
-    def join(self, clients: Sequence[ClientRow]) -> list[str]:
-        """As `Book.join`."""
-        for row in clients:
-            self._clients.setdefault(row.name, row)
-        return [row.name for row in clients if self._clients[row.name].device != row.device]
-
-    def see(self, device: str, now: float, ready: bool) -> None:
-        """As `Book.see`."""
-        self._seen[device] = (now, ready)
-
-    def present(self, since: float) -> list[ClientRow]:
-        """As `Book.present`."""
-        there = {device for device, (seen, ready) in self._seen.items() if ready and seen >= since}
-        return sorted(row for row in self._clients.values() if row.device in there)
-
-    def task(self, task: str) -> TaskRow | None:
-        """As `Book.task`."""
-        return self._tasks.get(task)
-
-    def tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.tasks`."""
-        return [row._replace(keys=None, report=None) for row in self.filled_tasks(number, attempt)]
-
-    def filled_tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.filled_tasks`."""
-        rows = [row for row in self._tasks.values() if (row.number, row.attempt) == (number, attempt)]
-        return sorted(rows, key=lambda row: row.place)
-
-    def tasks_of(self, device: str, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.tasks_of`."""
-        return [row for row in self.tasks(number, attempt) if row.device == device]
-
-    def put_tasks(self, rows: Iterable[TaskRow]) -> None:
-        """As `Book.put_tasks`."""
-        self._tasks |= {row.id: row for row in rows}
-
-    def lease(self, tasks: Iterable[str], until: float) -> None:
-        """As `Book.lease`."""
-        self.put_tasks(self._tasks[task]._replace(state="leased", lease_until=until) for task in tasks)
-
-    def put_version(self, row: VersionRow) -> None:
-        """As `Book.put_version`."""
-        self._versions[row.number] = row
-
-    def version(self, number: int) -> VersionRow | None:
-        """As `Book.version`."""
-        return self._versions.get(number)
+    def unevaluated(self) -> list[VersionRow]:
+        """Versions whose evaluation was begun and has no metrics yet."""
+        ...

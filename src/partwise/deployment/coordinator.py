@@ -10,10 +10,17 @@ means that the device is lost for this round, unless it comes back before the ro
 
 Reports are added up in the order of the cohort, whatever the order in which they came. So the model depends on who
 reported, and on nothing else: it equals the plain backend's bit for bit.
+
+With a *buffer* (FedBuff; Nguyen et al., 2022) there are no rounds to wait for: a version is made of every
+`buffer` reports, and tasks are given out so that `concurrency` of them are not in the model yet. A report for
+an older version counts less (`Rules.staleness`). If buffer, concurrency and cohort are equal, this is the
+synchronous run.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -21,55 +28,28 @@ import jax
 import numpy as np
 
 from partwise.checkpoint import from_bytes, to_bytes
-from partwise.deployment.book import Book, ClientRow, RoundRow, TaskRow, VersionRow
+from partwise.deployment.book import Book, ClientRow, Kind, RoundRow, TaskRow, VersionRow
+from partwise.deployment.rules import Rules
 from partwise.randomness import round_rng
 from partwise.server.cohort import Recruiting, recruit
-from partwise.server.messages import About, Invitation, about
-from partwise.server.round import Accepted, Closed, Refused, Server, wrong_keys
+from partwise.server.messages import About, Invitation, about, read_metrics
+from partwise.server.round import Accepted, Closed, Refused, Reported, Server, wrong_keys, wrong_place
 from partwise.server.step import ServerState
 from partwise.types import UserError
 
 
-class Rules(NamedTuple):
-    """How rounds are run. Times are in seconds.
+class Job(NamedTuple):
+    """One task, as a device is told: train or evaluate for a client."""
 
-    rounds:     how many there are
-    quorum:     reports that a round needs
-    deadline:   after which a round waits no longer
-    lease:      that a device has for a task
-    closing:    that a process has to close a round, before another one may
-    fresh:      a device that has not asked for work for longer than this is not invited
-    poll:       after which a device without work asks again
-    at_least:   clients that must be there before a round opens (it needs those that it asks in any case)
-    """
-
-    recruiting: Recruiting
-    seed: int
-    rounds: int
-    quorum: int
-    deadline: float = 600.0
-    lease: float = 120.0
-    closing: float = 60.0
-    fresh: float = 60.0
-    poll: float = 1.0
-    at_least: int = 0
-
-    def check(self) -> Rules:
-        """Itself, if a round can be closed by these rules."""
-        if not 1 <= self.quorum <= self.recruiting.size:
-            raise UserError(
-                f"the quorum must be from 1 to the cohort's {self.recruiting.size} clients, not {self.quorum}"
-            )
-        for name in ("deadline", "lease", "closing", "fresh", "poll"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
-        return self
+    kind: Kind
+    invitation: Invitation
+    slices: str = ""  # the file that leads to the slices, if they are files
 
 
 class Work(NamedTuple):
-    """What a device is given: invitations for some of its clients, and how long it has for them."""
+    """What a device is given: tasks for some of its clients, and how many seconds it has for each of them."""
 
-    invitations: Sequence[Invitation]
+    jobs: Sequence[Job]
     lease: float
 
 
@@ -91,20 +71,17 @@ Verdict = Literal["open", "close", "repeat"]
 
 
 class Coordinator:
-    """The decisions of a run. Every method is one transaction of the book."""
+    """The decisions of a run. Every method that has a book is one transaction of it."""
 
     def __init__(self, server: Server, rules: Rules):
         self.server, self.rules = server, rules.check()
 
     # Devices
 
-    def join(self, book: Book, device: str, clients: Iterable[str], now: float) -> Refused | None:
-        """A device says which clients it has. A name that another device has is refused."""
+    def join(self, book: Book, device: str, clients: Iterable[str]) -> Refused | None:
+        """A device says which clients it has. If one of them is another device's, none joins."""
         others = book.join([ClientRow(name, device) for name in clients])
-        if others:
-            return Refused("client", f"client '{others[0]}' is on another device")
-        book.see(device, now, ready=True)
-        return None
+        return Refused("client", f"client '{others[0]}' is on another device") if others else None
 
     def poll(self, book: Book, device: str, now: float, ready: bool = True, most: int = 1) -> Work | Wait:
         """A device asks for work for at most so many of its clients; `ready` says that it may work at all.
@@ -113,17 +90,14 @@ class Coordinator:
         given the task again.
         """
         book.see(device, now, ready)
-        row = self._opened(book, now)
-        if row.phase == "ended":
+        if book.round("share").phase == "ended":
             return Wait(self.rules.poll, ended=True)
-        if row.phase != "open" or not ready:
+        tasks = book.tasks_of(device, most) if ready else []
+        if not tasks:
             return Wait(self.rules.poll)
-        mine = book.tasks_of(device, row.number, row.attempt)
-        free = [task for task in mine if task.state != "reported"]
-        if not free[:most]:
-            return Wait(self.rules.poll)
-        book.lease([task.id for task in free[:most]], now + self.rules.lease)
-        return Work([self._invitation(task) for task in free[:most]], self.rules.lease)
+        book.lease(device, [task.id for task in tasks], now + self.rules.lease)
+        versions = {number: book.version(number) for number in {task.number for task in tasks}}
+        return Work([self._job(task, versions[task.number]) for task in tasks], self.rules.lease)
 
     def grant(
         self, book: Book, device: str, task: str, keys: Mapping[str, np.ndarray], now: float
@@ -148,126 +122,228 @@ class Coordinator:
             task = about(report).task
         except UserError as error:
             return Refused("malformed", str(error))
-        row = self._current(book, device, task, report)
+        digest = hashlib.sha256(report).hexdigest()
+        row = self._current(book, device, task, digest)
         if isinstance(row, Refused):
             return row
+        if row.state == "reported":
+            return Accepted(row.client, valid=True)
+        found = self._read(row, report)
+        if isinstance(found, Refused):
+            return found
+        keys, valid = found
+        done = row._replace(state="reported", report=report, digest=digest, keys=keys, lease_until=now)
+        book.put_tasks([done])
+        return Accepted(row.client, valid)
+
+    def _read(self, row: TaskRow, report: bytes) -> tuple[bytes | None, bool] | Refused:
+        """The keys of a report's rows, and whether it is valid."""
+        if row.kind == "evaluate":
+            refused = wrong_place(about(report), self.about(row))
+            try:
+                return refused or (row.keys, bool(read_metrics(report)))
+            except UserError as error:
+                return Refused("malformed", str(error))
         keys = from_bytes(row.keys)[0] if row.keys is not None else None
-        sent = self.server.read(self._about(row), keys, report)
-        if isinstance(sent, Refused):
-            return sent
-        if row.state != "reported":
-            book.put_tasks([row._replace(state="reported", report=report, lease_until=now)])
-        return Accepted(row.client, bool(sent.valid))
+        found = self.server.read(self.about(row), keys, report)
+        if isinstance(found, Refused):
+            return found
+        return row.keys if row.keys is not None else to_bytes(found.keys), bool(found.sent.valid)
 
     # Rounds
 
+    def open(self, book: Book, now: float) -> bool:
+        """Draw clients, if it is time to. Returns whether there are new tasks."""
+        row = book.round()
+        if row.phase != "waiting" and not (self.rules.buffer and row.phase == "open"):
+            return False
+        since, wanted = now - self.rules.fresh, self._wanted(book, row, now)
+        least = 1 if row.phase == "open" else max(self.rules.num_asked, self.rules.population)
+        if wanted < 1 or book.num_present(since) < least:
+            return False
+        row = book.round("alone")
+        if row.phase not in ("waiting", "open") or wanted != self._wanted(book, row, now):
+            return False
+        busy = book.busy(now) if self.rules.buffer else set()
+        there = [
+            client
+            for client in book.present(since)
+            if client.name not in busy and not self.rules.is_held_out(client.name)
+        ]
+        number = min(wanted, len(there)) if row.phase == "open" else wanted
+        if number < 1 or len(there) < number:
+            return False
+        chosen = self._drawn(there, number, row)
+        book.put_tasks(self._tasks("train", chosen, row.number, row.attempt, now + self.rules.lease))
+        attempt = row.attempt + 1 if self.rules.buffer else row.attempt
+        book.put_round(row._replace(phase="open", opened=row.opened or now, attempt=attempt))
+        return True
+
     def due(self, book: Book, process: str, now: float) -> Due | None:
         """The round, if this process is to close it now; nobody else is until `closing` seconds have passed."""
-        row = self._opened(book, now)
-        if row.phase not in ("open", "closing"):
+        if self._verdict(book, book.round(), now) == "open":
             return None
         row = book.round("alone")
-        if row.phase not in ("open", "closing") or (row.phase == "closing" and row.closing_until > now):
+        verdict = self._verdict(book, row, now)
+        if verdict == "open":
             return None
-        verdict = "close" if row.phase == "closing" else self._verdict(book, row, now)
+        if not self.rules.buffer:
+            book.close_tasks("train", row.number, row.attempt)
         if verdict == "repeat":
-            book.put_round(row._replace(attempt=row.attempt + 1, phase="waiting"))
-        if verdict != "close":
+            book.put_round(RoundRow(row.number, row.attempt + 1))
             return None
         row = row._replace(phase="closing", closer=process, closing_until=now + self.rules.closing)
         book.put_round(row)
-        return Due(row, book.filled_tasks(row.number, row.attempt))
+        if self.rules.buffer:
+            return Due(row, book.buffered(self.rules.buffer))
+        return Due(row, book.tasks("train", row.number, row.attempt))
 
     def close(self, state: ServerState, due: Due) -> Closed:
         """Add up what was reported. It needs no book, and the same reports always give the same bits."""
-        number, attempt = due.round.number, due.round.attempt
-        now = self.server.begin(state, number, self.rng(number), self.rules.seed, attempt)
-        now.invite(task.client for task in due.tasks)
-        for task in due.tasks:
-            if task.keys is not None:
-                now.grant(task.id, from_bytes(task.keys)[0])
+        number = due.round.number
+        now = self.server.begin(state, number, self.rng(number), self.rules.seed)
         for task in due.tasks:
             if task.report is not None:
-                verdict = now.accept(task.report)
-                if isinstance(verdict, Refused):
-                    raise UserError(f"a report of '{task.client}' in the journal is not one: {verdict.what}")
-        return now.close()
+                found = self.server.read(
+                    self.about(task), from_bytes(task.keys)[0] if task.keys else None, task.report
+                )
+                if not isinstance(found, Reported):
+                    raise UserError(f"a report of '{task.client}' in the journal is not one: {found.what}")
+                factor = (1.0 + number - task.number) ** -self.rules.staleness
+                now.include(task.client, self.about(task), found, len(task.report), factor)
+        closed = now.close()
+        return closed._replace(missing=sum(task.report is None for task in due.tasks))
 
-    def commit(self, book: Book, due: Due, file: str, record: str = "{}") -> bool:
+    def commit(
+        self, book: Book, due: Due, now: float, file: str, record: str = "{}", slices: str = ""
+    ) -> bool:
         """Publish the next version, whose state is in `file`; False if another process was quicker."""
         row = book.round("alone")
-        if (row.number, row.attempt, row.closer) != (due.round.number, due.round.attempt, due.round.closer):
+        if (row.number, row.phase, row.closer) != (due.round.number, "closing", due.round.closer):
             return False
         number = row.number + 1
-        book.put_version(VersionRow(number, file, record))
-        phase = "ended" if number >= self.rules.rounds else "waiting"
-        book.put_round(RoundRow(number, 0, phase))
+        book.count((task.id for task in due.tasks if task.report is not None), number)
+        book.forget(number - max(self.rules.keep, self.rules.stalest if self.rules.buffer else 0))
+        last = number >= self.rules.rounds
+        every = self.rules.evaluate_every
+        evaluates = bool(every) and (last or number % every == 0) and self._evaluate(book, number, now)
+        book.put_version(VersionRow(number, file, record, slices, "" if evaluates else None))
+        phase = "waiting" if not last else "evaluating" if evaluates else "ended"
+        if phase == "waiting" and self.rules.buffer:
+            book.put_round(RoundRow(number, 0, "open", now))
+        else:
+            book.put_round(RoundRow(number, 0, phase))
         return True
+
+    # Evaluation
+
+    def _evaluate(self, book: Book, number: int, now: float) -> bool:
+        """Give held-out clients a version to evaluate. False if none of them is there."""
+        there = [each for each in book.present(now - self.rules.fresh) if self.rules.is_held_out(each.name)]
+        size = min(len(there), self.rules.recruiting.size)
+        if size:
+            chosen = self._drawn(there, size, RoundRow(number))
+            book.put_tasks(self._tasks("evaluate", chosen, number, 0, now + self.rules.deadline))
+        return bool(size)
+
+    def evaluated(self, book: Book, now: float) -> list[VersionRow]:
+        """Versions whose evaluation has ended, with their metrics: {name: [sum of values, sum of weights]}."""
+        ended = []
+        for row in book.unevaluated():
+            tally = book.tally("evaluate", row.number, 0, now)
+            if tally.reported + tally.lost < tally.tasks:
+                continue
+            here = book.round("alone")
+            if (here.phase, here.number) == ("evaluating", row.number):
+                book.put_round(here._replace(phase="ended"))
+            tasks = book.tasks("evaluate", row.number, 0)
+            sums = _summed(task.report for task in tasks if task.report is not None)
+            ended.append(row._replace(metrics=json.dumps(sums)))
+            book.close_tasks("evaluate", row.number, 0)
+            book.count((task.id for task in tasks if task.report is not None), row.number)
+            book.put_version(ended[-1])
+        return ended
+
+    # Parts
 
     def rng(self, number: int) -> jax.Array:
         """The randomness of a round."""
         return round_rng(self.rules.seed, number)
 
-    def _opened(self, book: Book, now: float) -> RoundRow:
-        """The round; opened, if it waits and there are enough clients."""
-        row = book.round()
-        if row.phase != "waiting":
-            return row
-        there, wanted = book.present(now - self.rules.fresh), self.rules.recruiting
-        if len(there) < max(wanted.asked, self.rules.at_least):
-            return row
-        row = book.round("alone")
-        if row.phase != "waiting":
-            return row
-        # All that are asked are invited; whether one has enough examples, its device knows.
-        wanted = wanted._replace(size=wanted.asked, over_selection=1, dropout=0, min_examples=0)
-        draw = row.number + (row.attempt << 32)
-        cohort = recruit(wanted, np.zeros(len(there)), self.rules.seed, draw)
-        chosen = [there[place] for place in cohort.clients]
-        tasks = [
-            TaskRow(
-                self.server.about(row.number, client.name, row.attempt).task,
-                row.number,
-                row.attempt,
-                place,
-                client.name,
-                client.device,
-            )
-            for place, client in enumerate(chosen)
+    def about(self, row: TaskRow) -> About:
+        """What the messages of a task belong to."""
+        return self.server.about(row.number, row.client, row.attempt, row.kind)
+
+    def _wanted(self, book: Book, row: RoundRow, now: float) -> int:
+        """How many clients are to be drawn."""
+        if not self.rules.buffer:
+            return self.rules.num_asked
+        return self.rules.concurrency - len(book.busy(now))
+
+    def _drawn(self, there: Sequence[ClientRow], size: int, row: RoundRow) -> list[ClientRow]:
+        """Clients, by the seed and the round. Whether one has enough examples, its device knows."""
+        sampling = self.rules.recruiting.sampling
+        wanted = (
+            Recruiting(size, sampling=sampling)
+            if size == self.rules.recruiting.asked and not self.rules.buffer
+            else Recruiting(size)
+        )
+        cohort = recruit(wanted, np.zeros(len(there)), self.rules.seed, row.number + (row.attempt << 32))
+        return [there[place] for place in cohort.clients]
+
+    def _tasks(
+        self, kind: Kind, chosen: Sequence[ClientRow], number: int, attempt: int, until: float
+    ) -> list[TaskRow]:
+        name = lambda client: self.server.about(number, client, attempt, kind).task
+        return [
+            TaskRow(name(each.name), kind, number, attempt, place, each.name, each.device, lease_until=until)
+            for place, each in enumerate(chosen)
         ]
-        row = row._replace(phase="open", opened=now)
-        book.put_round(row)
-        book.put_tasks(tasks)
-        return row
 
     def _verdict(self, book: Book, row: RoundRow, now: float) -> Verdict:
-        tasks = book.tasks(row.number, row.attempt)
-        reported = sum(task.state == "reported" for task in tasks)
-        lost = sum(task.state == "leased" and task.lease_until <= now for task in tasks)
-        wanted = self.rules.recruiting
-        if reported >= (wanted.size if wanted.over_selection > 1 else len(tasks)):
+        """Whether a round is to be closed or repeated."""
+        if row.phase == "closing":
+            return "close" if row.closing_until <= now else "open"
+        if row.phase != "open":
+            return "open"
+        if self.rules.buffer:
+            return "close" if book.num_buffered() >= self.rules.buffer else "open"
+        tally, wanted = book.tally("train", row.number, row.attempt, now), self.rules.recruiting
+        if tally.reported >= (wanted.size if wanted.over_selection > 1 else tally.tasks):
             return "close"
         over = now >= row.opened + self.rules.deadline
-        if over or reported + lost == len(tasks):
-            if reported >= self.rules.quorum:
+        if over or tally.reported + tally.lost == tally.tasks:
+            if tally.reported >= min(self.rules.quorum, tally.tasks):
                 return "close"
             return "repeat" if over else "open"
         return "open"
 
-    def _current(self, book: Book, device: str, task: str, report: bytes | None = None) -> TaskRow | Refused:
-        """A task of this device in the open round; or one that has sent just this report before."""
+    def _current(self, book: Book, device: str, task: str, digest: str | None = None) -> TaskRow | Refused:
+        """A task of this device that can be worked on; or one that has sent the report of this digest before."""
         here, row = book.round("share"), book.task(task)
         if row is None or row.device != device:
             return Refused("task", f"this device has no task {task}")
         if row.state == "reported":
-            same = report is not None and row.report == report
+            same = digest is not None and row.digest == digest
             return row if same else Refused("duplicate", f"task {task} has reported already")
-        if (row.number, row.attempt) != (here.number, here.attempt) or here.phase != "open":
+        if row.state == "closed" or (row.kind == "train" and here.phase == "ended"):
             return Refused("closed", f"task {task} came too late: its round is closed")
+        if row.kind == "train" and here.number - row.number > self.rules.stalest:
+            return Refused(
+                "stale", f"task {task} is of version {row.number}, and the model is at {here.number}"
+            )
         return row
 
-    def _about(self, row: TaskRow) -> About:
-        return self.server.about(row.number, row.client, row.attempt)
+    def _job(self, row: TaskRow, version: VersionRow | None) -> Job:
+        invitation = Invitation(self.about(row), row.client, self.rules.seed, row.number)
+        return Job(row.kind, invitation, version.slices if version else "")
 
-    def _invitation(self, row: TaskRow) -> Invitation:
-        return Invitation(self._about(row), row.client, self.rules.seed, row.number)
+
+def _summed(reports: Iterable[bytes]) -> dict[str, tuple[float, float]]:
+    """Metrics of several clients as sums of values and of weights."""
+    total: dict[str, tuple[float, float]] = {}
+    for report in reports:
+        for name, each in read_metrics(report).items():
+            value, weight = total.get(name, (0.0, 0.0))
+            total[name] = (value + float(each.value), weight + float(each.weight))
+    return total

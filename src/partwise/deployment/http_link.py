@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ import urllib3
 
 from partwise.checkpoint import to_bytes
 from partwise.deployment.auth import DeviceKey
+from partwise.deployment.bodies import ZSTD, TooLargeError, pack, unpack
 from partwise.deployment.coordinator import Wait, Work
-from partwise.deployment.link import Offer, read_answer
+from partwise.deployment.link import PROTOCOL, Offer, UnreachableError, read_answer
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
 
-TIMEOUT = urllib3.Timeout(connect=10, read=120)
+CONNECT, READ = 10.0, 60.0  # seconds
+LARGEST = 1 << 32  # bytes of an answer
+AGAIN = (429, 500, 502, 503, 504)  # answers after which a request is tried again
 
 
-class UnreachableError(Exception):
-    """The server does not answer, or not as it should: try again later."""
+class ClockError(UnreachableError):
+    """The server refuses this device because its clock is wrong."""
 
 
 class HttpLink:
@@ -31,56 +35,90 @@ class HttpLink:
         url: Where the server is, as in `https://example.org:8443`.
         key: This device's key.
         authority: A file with the certificate that signed the server's; by default those that the system trusts.
+        hold: Seconds that a poll may wait for work.
     """
 
-    def __init__(self, url: str, key: DeviceKey, authority: str | Path | None = None):
-        self.url, self.key = url.rstrip("/"), key
+    def __init__(self, url: str, key: DeviceKey, authority: str | Path | None = None, hold: float = 20.0):
+        if not re.match(r"https?://[^/]+", url):
+            raise UserError(f"the server's URL must begin with https:// (or http://), not '{url}'")
+        self.url, self.key, self._hold = url.rstrip("/"), key, hold
         trusted = str(authority) if authority else None
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT, retries=False, ca_certs=trusted)
+        timeout = urllib3.Timeout(connect=CONNECT, read=READ + hold)
+        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=trusted, maxsize=4)
+        self.bytes_down = self.bytes_up = 0  # of bodies
 
     def offer(self) -> Offer:
         """As `Link.offer`."""
-        return Offer(**self._json("GET", "/v1/run"))
+        told = json.loads(self._good("GET", "/v1/run"))
+        if not isinstance(told, dict) or told.get("protocol") != PROTOCOL:
+            raise UserError(
+                f"{self.url} does not speak protocol {PROTOCOL} of partwise: give the URL of a partwise server, "
+                f"and install the version of partwise that it has"
+            )
+        return Offer(**{name: told[name] for name in Offer._fields})
 
     def join(self, clients: Iterable[str]) -> None:
         """As `Link.join`."""
-        self._json("POST", "/v1/join", {"clients": list(clients)})
+        self._good("POST", "/v1/join", _document({"clients": list(clients)}))
 
-    def poll(self, ready: bool, most: int) -> Work | Wait:
+    def poll(self, ready: bool, most: int, status: Mapping[str, Any] | None = None) -> Work | Wait:
         """As `Link.poll`."""
-        return read_answer(self._good("POST", "/v1/poll", _document({"ready": ready, "most": most})))
+        said = {"ready": ready, "most": most, "hold": self._hold, "status": dict(status or {})}
+        return read_answer(self._good("POST", "/v1/poll", _document(said)))
 
     def slices(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
         """As `Link.slices`."""
-        body = to_bytes({space: each.astype(np.int32) for space, each in keys.items()})
-        status, data = self._request("POST", f"/v1/tasks/{task}/slices", body)
+        status, data = self._request("POST", f"/v1/tasks/{task}/slices", _keys(keys))
         return data if status == 200 else _refused(status, data)
+
+    def model(self, keys: Mapping[str, np.ndarray]) -> bytes:
+        """Slices of the newest version of the model."""
+        return self._good("POST", "/v1/model/slices", _keys(keys))
+
+    def file(self, name: str, most: int) -> bytes:
+        """As `Link.file`."""
+        return self._good("GET", f"/v1/files/{name}", most=most)
 
     def report(self, report: bytes) -> Accepted | Refused:
         """As `Link.report`."""
         status, data = self._request("POST", "/v1/reports", report)
         return Accepted(**json.loads(data)) if status == 200 else _refused(status, data)
 
-    def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return json.loads(self._good(method, path, None if body is None else _document(body)))
-
-    def _good(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        status, data = self._request(method, path, body)
+    def _good(self, method: str, path: str, body: bytes = b"", most: int = LARGEST) -> bytes:
+        status, data = self._request(method, path, body, most)
         if status != 200:
             refused = _refused(status, data)
             raise UserError(f"{self.url}{path} refused ({refused.reason}): {refused.what}")
         return data
 
-    def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: bytes = b"", most: int = LARGEST) -> tuple[int, bytes]:
         """Status and body of the answer; errors of the network or the server mean: try again."""
+        packed, headers = pack(body)
+        headers |= {"accept-encoding": ZSTD} | self.key.headers(method, path, packed)
         try:
-            headers = self.key.headers(method, path, body or b"")
-            answer = self._pool.request(method, self.url + path, body=body, headers=headers)
+            answer = self._pool.request(
+                method, self.url + path, body=packed or None, headers=headers, preload_content=False
+            )
+            data = answer.read(most + 1, decode_content=False)
+            answer.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise UnreachableError(f"{self.url} does not answer: {error}") from None
-        if answer.status >= 500:
+        self.bytes_up, self.bytes_down = self.bytes_up + len(packed), self.bytes_down + len(data)
+        if answer.status in AGAIN:
             raise UnreachableError(f"{self.url} answered with status {answer.status}")
-        return answer.status, answer.data
+        if len(data) > most:
+            raise UserError(f"{self.url}{path} sends more than the {most:,} bytes that were expected")
+        try:
+            data = unpack(data, answer.headers.get("content-encoding", ""), most)
+        except TooLargeError as error:
+            raise UserError(f"{self.url}{path} sends {error}") from None
+        if answer.status == 401 and b"clock" in data:
+            raise ClockError(_refused(401, data).what)
+        return answer.status, data
+
+
+def _keys(keys: Mapping[str, np.ndarray]) -> bytes:
+    return to_bytes({space: each.astype(np.int32) for space, each in keys.items()})
 
 
 def _document(values: Mapping[str, Any]) -> bytes:

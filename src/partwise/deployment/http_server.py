@@ -2,12 +2,15 @@
 
     GET  /v1/run                      what the run is (`link.Offer`, JSON)
     POST /v1/join                     {"clients": [...]}
-    POST /v1/poll                     {"ready": true, "most": 1} -> tasks, or how long to wait
+    POST /v1/poll                     {"ready": true, "most": 1, "hold": 20} -> tasks, or how long to wait
     POST /v1/tasks/{task}/slices      keys by space (safetensors) -> slices (safetensors)
     POST /v1/reports                  a report (safetensors) -> {"client": ..., "valid": ...}
+    POST /v1/model/slices             keys by space -> slices of the newest version, to use it
+    GET  /v1/files/{name}             a file of slices
     GET  /healthz                     the round that is going on
 
-What is refused has a status of 4xx and {"reason": ..., "what": ...}.
+and what operators may ask (`deployment.operator_routes`). What is refused has a status of 4xx and
+{"reason": ..., "what": ...}. docs/protocol.md has all of it for those who write a client.
 """
 
 from __future__ import annotations
@@ -15,164 +18,277 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from partwise.checkpoint import from_bytes
-from partwise.deployment.auth import WINDOW, NotAllowedError, verify
+from partwise.deployment.auth import NotAllowedError, Signed, verify
+from partwise.deployment.bodies import TooLargeError, pack, read_body, read_json, unpack
+from partwise.deployment.coordinator import Wait
 from partwise.deployment.hub import Hub
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import JournalDownError
 from partwise.deployment.link import Offer, write_answer
-from partwise.server.messages import LARGEST_HEADER, report_shapes
+from partwise.deployment.meters import Meters
+from partwise.deployment.operator_routes import operator_routes
+from partwise.deployment.waiting import Allowance, Waiting
+from partwise.server.messages import LARGEST_HEADER
 from partwise.server.round import Refused
 from partwise.types import UserError
 
-SAFETENSORS = "application/x-safetensors"
+logger = logging.getLogger("partwise.server")
+SAFETENSORS, JSON = "application/x-safetensors", "application/json"
 SMALL = 1 << 20  # bytes of a request that is JSON
-TICK = 0.05  # seconds between looks whether a round is due
+TICK = 0.2  # seconds between looks whether a round is due, if nothing happens
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
+FILE = r"{name:str}"
 
-Authenticate = Callable[[Request, bytes], str]  # (request, its body) -> the device; raises NotAllowedError
-
-
-class TooLargeError(Exception):
-    """A body of more bytes than there may be."""
+Work = Callable[[Signed, bytes, Request], Awaitable[Response]]
 
 
-def signed(journal: Journal) -> Authenticate:
-    """Requests are signed by devices whose keys are in the journal."""
+class Limits(NamedTuple):
+    """What the server allows.
 
-    def authenticate(request: Request, body: bytes) -> str:
-        now = time.time()
-        first_time = lambda device, nonce: journal.first_time(device, nonce, now, now - 2 * WINDOW)
-        return verify((request.method, request.url.path, request.headers, body), journal.key, first_time, now)
+    requests: of a device in a minute
+    hold:     seconds that a poll may wait for work
+    tls:      whether requests must have come over TLS, to this process or to a proxy before it
+    """
 
-    return authenticate
+    requests: int = 600
+    hold: float = 20.0
+    tls: bool = False
 
 
-def application(hub: Hub, offer: Offer, authenticate: Authenticate | None = None) -> Starlette:
-    """The application of one run; by default its devices sign their requests."""
-    authenticate = authenticate or signed(hub.journal)
-    largest = _largest_report(hub)
-    partition = hub.coordinator.server.algorithm.partition
-    asked_for = LARGEST_HEADER + 8 * sum(partition.all_keys.values())
+def application(hub: Hub, offer: Offer, limits: Limits | None = None, files: Path | None = None) -> Starlette:
+    """The application of one run.
 
-    def endpoint(work: Callable[[str, bytes, Request], Response], most: int) -> Callable[[Request], Any]:
-        """A request whose body is read up to a limit, whose device is known, and that works in a thread."""
+    Args:
+        hub: This process's share of the run.
+        offer: What devices are told of it.
+        limits: What is allowed.
+        files: The folder of the files of slices, if this server hands them out itself.
+    """
+    return _Application(hub, offer, limits or Limits(), files).starlette()
+
+
+class _Application:
+    def __init__(self, hub: Hub, offer: Offer, limits: Limits, files: Path | None):
+        self.hub, self.limits, self.files = hub, limits, files
+        self.offer, self.offered = offer, json.dumps(offer._asdict()).encode()
+        self.waiting, self.allowance, self.meters = Waiting(), Allowance(limits.requests), Meters()
+        self.rules = hub.coordinator.rules
+
+    def starlette(self) -> Starlette:
+        """The application with its routes."""
+        server = self.hub.coordinator.server
+        keys = LARGEST_HEADER + 8 * sum(server.algorithm.partition.all_keys.values())
+        post = lambda path, work, most: Route(path, self.endpoint(path, work, most), methods=["POST"])
+        get = lambda path, work: Route(path, self.endpoint(path, work, 0))
+        routes = [
+            get("/v1/run", self.describe),
+            post("/v1/join", self.join, SMALL),
+            post("/v1/poll", self.poll, SMALL),
+            post("/v1/tasks/{task}/slices", self.slices, keys),
+            post("/v1/reports", self.report, server.form.largest),
+            post("/v1/model/slices", self.model, keys),
+            get("/v1/files/{name}", self.file),
+            Route("/healthz", self.health),
+            *operator_routes(self.hub, self.meters, self.guarded),
+        ]
+        return Starlette(routes=routes, lifespan=self.lifespan)
+
+    def endpoint(self, path: str, work: Work, most: int) -> Callable[[Request], Awaitable[Response]]:
+        """A request of a device: its body is read up to a limit, and its device is known."""
 
         async def answer(request: Request) -> Response:
+            raw = await read_body(request.stream(), most)
+            asked = (request.method, request.url.path, request.headers, raw)
+            signed = verify(asked, self.hub.keys.get, time.time())
+            if not self.allowance.take(signed.device, time.monotonic()):
+                told = f"device {signed.device} makes more than {self.limits.requests} requests a minute"
+                return refusal(429, "too many", told)
+            body = unpack(raw, request.headers.get("content-encoding", ""), most)
+            response = await work(signed, body, request)
+            if response.status_code >= 400:
+                logger.info("%s of %s: %s", path, signed.device, bytes(response.body).decode())
+            return response
+
+        return self.guarded(path, answer)
+
+    def guarded(
+        self, path: str, answer: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint whose errors are answers, and that is measured."""
+
+        async def guard(request: Request) -> Response:
+            begin = time.perf_counter()
             try:
-                body = await _body(request, most)
-                device = await run_in_threadpool(authenticate, request, body)
-                return await run_in_threadpool(work, device, body, request)
-            except TooLargeError as error:
-                return _refusal(413, "too large", str(error))
-            except NotAllowedError as error:
-                return _refusal(error.status, "not allowed", str(error))
-            except UserError as error:
-                return _refusal(400, "malformed", str(error))
+                if self.limits.tls and request.url.scheme != "https":
+                    raise NotAllowedError(403, "this server is reached over https only")
+                response = await answer(request)
+            except Exception as error:
+                response = _answer_to(error)
+                if response.status_code in (401, 403):
+                    logger.info("%s refused: %s", path, error)
+            self.meters.answered(path, response.status_code, time.perf_counter() - begin)
+            return response
 
-        return answer
+        return guard
 
-    def describe(device: str, body: bytes, request: Request) -> Response:
-        return JSONResponse(offer._asdict())
+    # What devices ask
 
-    def join(device: str, body: bytes, request: Request) -> Response:
-        clients = _read(body, "clients", list)
-        if not all(isinstance(name, str) and 0 < len(name) <= 200 for name in clients):
-            raise UserError("clients must be names of 1 to 200 characters")
-        refused = hub.join(device, clients)
+    async def describe(self, signed: Signed, body: bytes, request: Request) -> Response:
+        return answer_with(request, self.offered, JSON)
+
+    async def join(self, signed: Signed, body: bytes, request: Request) -> Response:
+        clients = read_json(body, {"clients": []})["clients"]
+        if not clients or not all(_is_name(name) for name in clients):
+            raise UserError(
+                "clients must be names of 1 to 200 characters, at least one, without control characters"
+            )
+        refused = await asyncio.wrap_future(self.hub.join(signed.device, clients, signed.nonce))
         return _refused(refused) if refused else JSONResponse({"clients": len(clients)})
 
-    def poll(device: str, body: bytes, request: Request) -> Response:
-        ready, most = _read(body, "ready", bool), _read(body, "most", int)
-        return Response(write_answer(hub.poll(device, ready, max(1, most))), media_type="application/json")
+    async def poll(self, signed: Signed, body: bytes, request: Request) -> Response:
+        said = read_json(body, {"ready": True, "most": 1, "hold": 0.0, "status": {}})
+        ready, most = said["ready"] and self.rules.may_work(said["status"]), min(max(1, said["most"]), 1000)
+        hold = min(said["hold"], self.limits.hold, self.rules.fresh / 2)
+        turn = self.waiting.begin(signed.device)
+        try:
+            found = await asyncio.wrap_future(self.hub.poll(signed.device, ready, most, signed.nonce))
+            if isinstance(found, Wait) and not found.ended and hold > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(turn, hold)
+                    found = await asyncio.wrap_future(self.hub.poll(signed.device, ready, most))
+        finally:
+            self.waiting.end(signed.device, turn)
+        if isinstance(found, Refused):
+            return _refused(found)
+        return Response(write_answer(found), media_type=JSON)
 
-    def slices(device: str, body: bytes, request: Request) -> Response:
-        keys, _ = from_bytes(body)
-        found = hub.slices(device, request.path_params["task"], _as_keys(keys))
-        return _refused(found) if isinstance(found, Refused) else Response(found, media_type=SAFETENSORS)
+    async def slices(self, signed: Signed, body: bytes, request: Request) -> Response:
+        keys, task = _keys(body), request.path_params["task"]
+        row = await asyncio.wrap_future(self.hub.grant(signed.device, task, keys, signed.nonce))
+        if isinstance(row, Refused):
+            return _refused(row)
+        message = await asyncio.to_thread(self.hub.message, row, keys)
+        self.meters.sent(len(message))
+        return answer_with(request, message, SAFETENSORS)
 
-    def report(device: str, body: bytes, request: Request) -> Response:
-        found = hub.report(device, body)
-        return _refused(found) if isinstance(found, Refused) else JSONResponse(found._asdict())
+    async def report(self, signed: Signed, body: bytes, request: Request) -> Response:
+        found = await asyncio.wrap_future(self.hub.report(signed.device, body, signed.nonce))
+        self.waiting.news.set()
+        if isinstance(found, Refused):
+            self.meters.refused(found.reason)
+            return _refused(found)
+        self.meters.accepted(len(body))
+        return JSONResponse(found._asdict())
 
-    def health(request: Request) -> Response:
-        row = hub.round()
-        return JSONResponse({"run": offer.run, "version": row.number, "phase": row.phase})
+    async def model(self, signed: Signed, body: bytes, request: Request) -> Response:
+        found = await asyncio.to_thread(self.hub.newest, _keys(body))
+        return _refused(found) if isinstance(found, Refused) else answer_with(request, found, SAFETENSORS)
+
+    async def file(self, signed: Signed, body: bytes, request: Request) -> Response:
+        name = request.path_params["name"]
+        path = self.files / name if self.files and name.replace(".", "").isalnum() else None
+        if path is None or not path.is_file():
+            return refusal(404, "file", f"there is no file '{name[:80]}' here")
+        return FileResponse(path, media_type="application/octet-stream")
+
+    async def health(self, request: Request) -> Response:
+        try:
+            row = await asyncio.wrap_future(self.hub.desk.submit(lambda book: book.round()))
+        except JournalDownError as error:
+            return refusal(503, "journal", str(error))
+        return JSONResponse({"run": self.offer.run, "version": row.number, "phase": row.phase})
+
+    # Rounds
 
     @contextlib.asynccontextmanager
-    async def closing(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Close rounds while the application runs."""
-        work = asyncio.create_task(_keep_closing(hub))
+        work = asyncio.create_task(self.keep_closing())
         try:
             yield
         finally:
+            self.waiting.wake()
             work.cancel()
 
-    routes = [
-        Route("/v1/run", endpoint(describe, 0)),
-        Route("/v1/join", endpoint(join, SMALL), methods=["POST"]),
-        Route("/v1/poll", endpoint(poll, SMALL), methods=["POST"]),
-        Route("/v1/tasks/{task}/slices", endpoint(slices, asked_for), methods=["POST"]),
-        Route("/v1/reports", endpoint(report, largest), methods=["POST"]),
-        Route("/healthz", health),
-    ]
-    return Starlette(routes=routes, lifespan=closing)
+    async def keep_closing(self) -> None:
+        """Look whether something is due, again and again, whatever happens."""
+        seen: Any = None
+        while True:
+            try:
+                seen = await self.look(seen)
+            except Exception:
+                logger.exception("a round could not be looked after; trying again")
+                await asyncio.sleep(1)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.waiting.news.wait(), TICK)
+            self.waiting.news.clear()
+
+    async def look(self, seen: Any) -> Any:
+        """Do what is due, and wake the devices for which there is something new since `seen`."""
+        while await asyncio.to_thread(self.hub.tick):
+            pass
+        row, devices = await asyncio.wrap_future(self.hub.desk.submit(self.situation))
+        now = (row.number, row.attempt, row.phase)
+        self.meters.round(row.number, row.phase, len(self.waiting))
+        if now != seen:
+            self.waiting.wake(None if row.phase == "ended" else devices)
+        return now
+
+    def situation(self, book: Any) -> tuple[Any, set[str]]:
+        """The round, and the devices that have something to do."""
+        self.hub.keys.look(book)
+        return book.round(), book.devices_with_tasks()
 
 
-async def _keep_closing(hub: Hub) -> None:
-    while True:
-        published = await run_in_threadpool(hub.tick)
-        await asyncio.sleep(0 if published else TICK)
+def answer_with(request: Request, content: bytes, kind: str) -> Response:
+    """An answer, compressed if that is accepted and pays."""
+    packed, headers = pack(content, request.headers.get("accept-encoding", ""))
+    return Response(packed, media_type=kind, headers=headers)
 
 
-async def _body(request: Request, most: int) -> bytes:
-    """The request's body, if it is not larger than allowed; a larger one is not read to its end."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise TooLargeError(f"a body of more than {most:,} bytes")
-        parts.append(part)
-    return b"".join(parts)
+def refusal(status: int, reason: str, what: str) -> Response:
+    """Why a request is refused."""
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    return JSONResponse({"reason": reason, "what": what}, status_code=status, headers=headers)
 
 
-def _read(body: bytes, name: str, kind: type) -> Any:
-    """A value of a JSON body."""
-    try:
-        found = json.loads(body)[name]
-    except (ValueError, LookupError, TypeError):
-        raise UserError(f"the body must be JSON with '{name}'") from None
-    if type(found) is not kind:
-        raise UserError(f"'{name}' must be of type {kind.__name__}, not {type(found).__name__}")
-    return found
-
-
-def _as_keys(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {
-        space: keys.astype(np.int64) if keys.dtype.kind in "iu" else keys for space, keys in arrays.items()
-    }
-
-
-def _largest_report(hub: Hub) -> int:
-    """Bytes of a report about all keys."""
-    algorithm = hub.coordinator.server.algorithm
-    shapes = report_shapes(algorithm.aggregator, algorithm.partition, algorithm.partition.all_keys)
-    return LARGEST_HEADER + sum(each.size * each.dtype.itemsize for each in shapes.values())
+def _answer_to(error: Exception) -> Response:
+    if isinstance(error, TooLargeError):
+        return refusal(413, "too large", str(error))
+    if isinstance(error, NotAllowedError):
+        return refusal(error.status, "not allowed", str(error))
+    if isinstance(error, UserError):
+        return refusal(400, "malformed", str(error))
+    if isinstance(error, JournalDownError):
+        logger.warning("%s", error)
+        return refusal(503, "journal", "the server's journal does not answer now: try again")
+    logger.error("a request failed", exc_info=error)
+    return refusal(500, "error", "the server made a mistake, which is in its log")
 
 
 def _refused(found: Refused) -> Response:
-    return _refusal(STATUS.get(found.reason, 409), found.reason, found.what)
+    return refusal(STATUS.get(found.reason, 409), found.reason, found.what)
 
 
-def _refusal(status: int, reason: str, what: str) -> Response:
-    return JSONResponse({"reason": reason, "what": what}, status_code=status)
+def _keys(body: bytes) -> Mapping[str, np.ndarray]:
+    """Keys by space."""
+    arrays, _ = from_bytes(body)
+    return {
+        space: each.astype(np.int64) if each.dtype.kind in "iu" else each for space, each in arrays.items()
+    }
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable()

@@ -7,31 +7,55 @@ same file.
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from partwise.checkpoint import digest_of, load_tree, save_tree
-from partwise.deployment.book import RoundRow
+from partwise.deployment.auth import WINDOW
+from partwise.deployment.book import RoundRow, TaskRow, VersionRow
 from partwise.deployment.coordinator import Coordinator, Due, Wait, Work
-from partwise.deployment.journal import Journal
-from partwise.server.messages import send
-from partwise.server.round import Accepted, Closed, Refused
+from partwise.deployment.desk import Answer, Desk
+from partwise.deployment.journal import Journal, SqlBook
+from partwise.deployment.key_ring import KeyRing
+from partwise.randomness import EVALUATION_ROUND
+from partwise.server.messages import key_data, send
+from partwise.server.round import Accepted, Closed, Refused, wrong_keys
 from partwise.server.step import ServerState
 
+logger = logging.getLogger("partwise.server")
+FORGET = 60.0  # seconds between deletions of what is not needed any more
 
-class _Undone(Exception):  # noqa: N818
-    """Ends a transaction whose writes are not wanted."""
+
+class Publisher(Protocol):
+    """Writes the slices of a version as files, and deletes them."""
+
+    def publish(self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray) -> str:
+        """Write a version. Returns the name of the file that leads to the others."""
+        ...
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Delete all files but those that these lead to."""
+        ...
+
+
+class Version(NamedTuple):
+    """A version of the model, ready to be sent."""
+
+    params: Mapping[str, np.ndarray]
+    rngs: Mapping[str, np.ndarray]  # kind of task -> its randomness
 
 
 class Hub:
@@ -43,6 +67,8 @@ class Hub:
         folder: Where the versions of the model are.
         start: The state before the first round.
         clock: Seconds since some moment, the same for all hubs of a run.
+        publisher: Writes slices as files; None if devices ask for them.
+        told: Called with the record of every version that this hub publishes.
     """
 
     def __init__(
@@ -52,63 +78,129 @@ class Hub:
         folder: Path,
         start: ServerState,
         clock: Callable[[], float] = time.time,
+        publisher: Publisher | None = None,
+        told: Callable[[Mapping[str, Any]], None] = lambda record: None,
     ):
         self.coordinator, self.journal, self.folder = coordinator, journal, Path(folder)
         self.process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._start, self._clock = start, clock
-        self._load = lru_cache(maxsize=2)(self._loaded)
-        self._loading = threading.Lock()
+        self.keys, self.desk = KeyRing(journal), Desk(journal.transaction)
+        self._start, self._clock, self._publisher, self._told = start, clock, publisher, told
+        self._load, self._version = lru_cache(2)(self._loaded), lru_cache(4)(self._sendable)
+        self._loading, self._forgot = threading.RLock(), clock()
+        self._begin()
 
-    # What devices ask
+    def _begin(self) -> None:
+        """Publish the first version, unless there is one."""
+        first = VersionRow(0, "", "{}")
+        if self._publisher and self.desk.do(lambda book: book.version(0)) is None:
+            first = first._replace(slices=self._published(0, self._start))
+        self.desk.do(lambda book: book.version(0) or book.put_version(first))
 
-    def join(self, device: str, clients: Iterable[str]) -> Refused | None:
+    # What devices ask. The answers come when they are on the disk.
+
+    def join(self, device: str, clients: Iterable[str], nonce: str = "") -> Future[Refused | None]:
         """A device says which clients it has. If one of them is refused, none joins."""
-        refused = None
-        with contextlib.suppress(_Undone), self.journal.transaction() as book:
-            refused = self.coordinator.join(book, device, clients, self._clock())
-            if refused:
-                raise _Undone
-        return refused
+        names = list(clients)
+        return self._asked(device, nonce, lambda book: self.coordinator.join(book, device, names))
 
-    def poll(self, device: str, ready: bool = True, most: int = 1) -> Work | Wait:
+    def poll(
+        self, device: str, ready: bool = True, most: int = 1, nonce: str = ""
+    ) -> Future[Work | Wait | Refused]:
         """A device asks for work."""
-        with self.journal.transaction() as book:
-            return self.coordinator.poll(book, device, self._clock(), ready, most)
-
-    def slices(self, device: str, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
-        """A device asks for the slices of a task's keys."""
-        with self.journal.transaction() as book:
-            row = self.coordinator.grant(book, device, task, keys, self._clock())
-        if isinstance(row, Refused):
-            return row
-        server = self.coordinator.server
-        params, rng = self.state(row.number).params, self.coordinator.rng(row.number)
-        return send(
-            server.algorithm.partition, params, keys, rng, server.about(row.number, row.client, row.attempt)
+        return self._asked(
+            device, nonce, lambda book: self.coordinator.poll(book, device, self._clock(), ready, most)
         )
 
-    def report(self, device: str, report: bytes) -> Accepted | Refused:
-        """A device reports. When this returns, what was accepted is on the disk."""
-        with self.journal.transaction() as book:
-            return self.coordinator.accept(book, device, report, self._clock())
+    def grant(
+        self, device: str, task: str, keys: Mapping[str, np.ndarray], nonce: str = ""
+    ) -> Future[TaskRow | Refused]:
+        """A device asks for the slices of a task's keys; `message` makes them."""
+        return self._asked(
+            device, nonce, lambda book: self.coordinator.grant(book, device, task, keys, self._clock())
+        )
+
+    def message(self, row: TaskRow, keys: Mapping[str, np.ndarray]) -> bytes:
+        """The slices of a task's keys."""
+        version = self._version(row.number)
+        partition = self.coordinator.server.algorithm.partition
+        return send(partition, version.params, keys, version.rngs[row.kind], self.coordinator.about(row))
+
+    def newest(self, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
+        """Slices of the newest version, for a client that wants to use it."""
+        server, number = self.coordinator.server, self.round().number
+        refused = wrong_keys(server.algorithm.partition, keys)
+        if refused:
+            return refused
+        version = self._version(number)
+        about = server.about(number, "")._replace(task="")
+        return send(server.algorithm.partition, version.params, keys, version.rngs["evaluate"], about)
+
+    def report(self, device: str, report: bytes, nonce: str = "") -> Future[Accepted | Refused]:
+        """A device reports."""
+        return self._asked(
+            device, nonce, lambda book: self.coordinator.accept(book, device, report, self._clock())
+        )
+
+    def _asked(
+        self, device: str, nonce: str, decide: Callable[[SqlBook], Answer]
+    ) -> Future[Answer | Refused]:
+        """A decision for a device, unless it has made this very request before."""
+
+        def once(book: SqlBook) -> Answer | Refused:
+            if nonce and not book.is_new(device, nonce, self._clock()):
+                return Refused("replayed", f"device {device} has made this request before")
+            return decide(book)
+
+        return self.desk.submit(once)
 
     # Rounds
 
     def round(self) -> RoundRow:
         """The round that is going on."""
-        with self.journal.transaction() as book:
-            return book.round()
+        return self.desk.do(lambda book: book.round())
+
+    def version(self, number: int) -> VersionRow | None:
+        """What is known of a version."""
+        return self.desk.do(lambda book: book.version(number))
 
     def tick(self) -> bool:
-        """Close the round if it is due. Returns whether this hub published a version."""
-        with self.journal.transaction() as book:
-            due = self.coordinator.due(book, self.process, self._clock())
-        if due is None:
-            return False
-        closed = self.coordinator.close(self.state(due.round.number), due)
-        file = self._saved(due.round.number + 1, closed.state)
-        with self.journal.transaction() as book:
-            return self.coordinator.commit(book, due, file, json.dumps(told(due, closed, self._clock())))
+        """Do what is due: close the round, end evaluations, draw clients. Returns whether there is anything new."""
+        now = self._clock()
+        due = self.desk.do(lambda book: self.coordinator.due(book, self.process, now), alone=True)
+        closed = due is not None and self._close(due)
+        ended = self.desk.do(lambda book: self.coordinator.evaluated(book, now), alone=True)
+        opened = self.desk.do(lambda book: self.coordinator.open(book, now), alone=True)
+        if now - self._forgot > FORGET:
+            self._forget(now)
+        return closed or bool(ended) or opened
+
+    def _close(self, due: Due) -> bool:
+        number = due.round.number + 1
+        closed = self.coordinator.close(self.state(number - 1), due)
+        file, slices = self._saved(number, closed.state), self._published(number, closed.state)
+        record = told(due, closed, self._clock())
+        done = self.desk.do(
+            lambda book: self.coordinator.commit(book, due, self._clock(), file, json.dumps(record), slices),
+            alone=True,
+        )
+        if done:
+            logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
+            self._told(record)
+        return done
+
+    def _forget(self, now: float) -> None:
+        """Delete numbers that were used once, and files of versions that nobody needs any more."""
+        self._forgot = now
+        self.desk.do(lambda book: book.forget_nonces(now - 2 * WINDOW))
+        number, rules = self.round().number, self.coordinator.rules
+        first = max(0, number - max(rules.keep, rules.stalest if rules.buffer else 0))
+        kept = [self.version(each) for each in range(first, number + 1)]
+        names = {row.file for row in kept if row}
+        for path in self.folder.glob("*.safetensors"):
+            if path.name not in names and path.name < f"{first:08d}":
+                path.unlink(missing_ok=True)
+        if self._publisher:
+            self._publisher.keep(row.slices for row in kept if row and row.slices)
 
     def state(self, number: int) -> ServerState:
         """The server's state after so many rounds."""
@@ -118,11 +210,22 @@ class Hub:
             return self._load(number)
 
     def _loaded(self, number: int) -> ServerState:
-        with self.journal.transaction() as book:
-            row = book.version(number)
+        row = self.version(number)
         if row is None:
             raise LookupError(f"version {number} was not published")
         return load_tree(self.folder / row.file, self._start)[0]
+
+    def _sendable(self, number: int) -> Version:
+        """A version whose leaves are on the host."""
+        params = {path: np.asarray(leaf) for path, leaf in self.state(number).params.items()}
+        rng = self.coordinator.rng
+        return Version(params, {"train": key_data(rng(number)), "evaluate": key_data(rng(EVALUATION_ROUND))})
+
+    def _published(self, number: int, state: ServerState) -> str:
+        if self._publisher is None:
+            return ""
+        params = {path: np.asarray(leaf) for path, leaf in state.params.items()}
+        return self._publisher.publish(number, params, key_data(self.coordinator.rng(number)))
 
     def _saved(self, number: int, state: ServerState) -> str:
         leaves = {f"{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree_util.tree_leaves(state))}
@@ -130,12 +233,18 @@ class Hub:
         save_tree(self.folder / file, state, {"run": self.coordinator.server.run, "round": number})
         return file
 
+    def close(self) -> None:
+        """Stop. What was asked for is done first."""
+        self.desk.close()
+        self.journal.close()
 
-def told(due: Due, closed: Closed, now: float) -> dict[str, object]:
+
+def told(due: Due, closed: Closed, now: float) -> dict[str, Any]:
     """What is recorded of a round."""
-    loss = closed.total.loss
+    loss, number = closed.total.loss, due.round.number
+    late = [number - task.number for task in due.tasks if task.report is not None]
     return {
-        "round": due.round.number + 1,
+        "round": number + 1,
         "attempt": due.round.attempt,
         "seconds": now - due.round.opened,
         "invited": len(due.tasks),
@@ -145,4 +254,5 @@ def told(due: Due, closed: Closed, now: float) -> dict[str, object]:
         "broken": list(closed.broken),
         "missing": closed.missing,
         "bytes_up": closed.bytes_up,
+        "staleness": max(late, default=0),
     }

@@ -1,98 +1,45 @@
 """The journal: the coordinator's rows in a SQL database, SQLite in a file or PostgreSQL by URL.
 
-Each decision of the coordinator is one transaction. On SQLite, a transaction has the database for itself. On
-PostgreSQL, several processes work at the same time. Transactions that accept reports lock the round's row together;
-one that opens or closes a round locks it alone. So no report is acknowledged that a closing round does not count.
+Each decision of the coordinator is part of one transaction; `deployment.desk` puts several of them into one. On
+SQLite, a transaction has the database for itself. On PostgreSQL, several processes work at the same time.
+Transactions that accept reports lock the round's row together; one that opens or closes a round locks it alone.
+So no report is acknowledged that a closing round does not count.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from partwise.deployment.auth import KeyRow
-from partwise.deployment.book import ClientRow, Lock, RoundRow, TaskRow, VersionRow
+from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, Tally, TaskRow, VersionRow
+from partwise.deployment.tables import (
+    ABOUT,
+    CLIENTS,
+    DEVICES,
+    NONCES,
+    ROUND,
+    TASKS,
+    VERSION,
+    VERSIONS,
+    prepare_tables,
+)
 from partwise.types import UserError
 
-VERSION = 1  # of the tables
 MANY = 500  # rows in a statement
+TO_DO = TASKS.c.state.in_(("open", "leased"))
+BUFFERED = sa.and_(TASKS.c.kind == "train", TASKS.c.state == "reported", TASKS.c.counted.is_(None))
+SMALL = [sa.null() if column.name in ("keys", "report") else column for column in TASKS.columns]
+IN_ORDER = (TASKS.c.number, TASKS.c.attempt, TASKS.c.place, TASKS.c.id)
 
-TABLES = sa.MetaData()
-ABOUT = sa.Table(
-    "about",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),  # one row
-    sa.Column("tables", sa.Integer, nullable=False),
-    sa.Column("run", sa.Text, nullable=False),
-)
-DEVICES = sa.Table(
-    "devices",
-    TABLES,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("seen", sa.Double, nullable=False),
-    sa.Column("ready", sa.Boolean, nullable=False),
-)
-CLIENTS = sa.Table(
-    "clients",
-    TABLES,
-    sa.Column("name", sa.Text(collation="C").with_variant(sa.Text(), "sqlite"), primary_key=True),
-    sa.Column("device", sa.Text, nullable=False, index=True),
-)
-ROUND = sa.Table(
-    "round",
-    TABLES,
-    sa.Column("id", sa.Integer, primary_key=True),  # one row
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("phase", sa.Text, nullable=False),
-    sa.Column("opened", sa.Double, nullable=False),
-    sa.Column("closer", sa.Text, nullable=False),
-    sa.Column("closing_until", sa.Double, nullable=False),
-)
-TASKS = sa.Table(
-    "tasks",
-    TABLES,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("number", sa.Integer, nullable=False),
-    sa.Column("attempt", sa.Integer, nullable=False),
-    sa.Column("place", sa.Integer, nullable=False),
-    sa.Column("client", sa.Text, nullable=False),
-    sa.Column("device", sa.Text, nullable=False),
-    sa.Column("state", sa.Text, nullable=False),
-    sa.Column("lease_until", sa.Double, nullable=False),
-    sa.Column("keys", sa.LargeBinary),
-    sa.Column("report", sa.LargeBinary),
-    sa.Index("tasks_of_round", "number", "attempt", "device"),
-)
-VERSIONS = sa.Table(
-    "versions",
-    TABLES,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("file", sa.Text, nullable=False),
-    sa.Column("record", sa.Text, nullable=False),
-)
-KEYS = sa.Table(
-    "keys",
-    TABLES,
-    sa.Column("device", sa.Text, primary_key=True),
-    sa.Column("public", sa.LargeBinary, nullable=False),
-    sa.Column("label", sa.Text, nullable=False),
-    sa.Column("expires", sa.Double),
-    sa.Column("revoked", sa.Double),
-)
-NONCES = sa.Table(
-    "nonces",
-    TABLES,
-    sa.Column("device", sa.Text, primary_key=True),
-    sa.Column("nonce", sa.Text, primary_key=True),
-    sa.Column("time", sa.Double, nullable=False, index=True),
-)
-SMALL = [column for column in TASKS.columns if column.name not in ("keys", "report")]
+
+class JournalDownError(Exception):
+    """The database does not answer now: what was asked did not happen, and can be tried again."""
 
 
 class Journal:
@@ -108,26 +55,24 @@ class Journal:
         try:
             self._engine = _engine(url)
             with self._engine.begin() as connection:
-                TABLES.create_all(connection)
+                _alone(connection)
+                prepare_tables(connection)
                 self._begin(connection)
         except (exc.SQLAlchemyError, ImportError) as error:
             raise UserError(f"the journal '{_shown(url)}' cannot be opened: {_first_line(error)}") from None
 
     def _begin(self, connection: sa.Connection) -> None:
         """The first rows of a new run; of one that is there, a check that it is this one."""
-        insert = _insert(connection)
-        connection.execute(insert(ABOUT).values(id=1, tables=VERSION, run=self.run).on_conflict_do_nothing())
+        insert = _insert(connection.dialect.name)
+        connection.execute(
+            insert(ABOUT).values(id=1, tables=VERSION, run=self.run, keys=0).on_conflict_do_nothing()
+        )
         first = {"id": 1, **RoundRow()._asdict()}
         connection.execute(insert(ROUND).values(first).on_conflict_do_nothing())
-        found = connection.execute(sa.select(ABOUT.c.tables, ABOUT.c.run)).one()
-        if found.run != self.run:
+        found = connection.execute(sa.select(ABOUT.c.run)).scalar_one()
+        if found != self.run:
             raise UserError(
-                f"the journal '{_shown(self.url)}' is of run '{found.run}', not '{self.run}': give another database"
-            )
-        if found.tables != VERSION:
-            raise UserError(
-                f"the journal '{_shown(self.url)}' has tables of version {found.tables}, and this partwise writes "
-                f"{VERSION}: go on with the version of partwise that began the run"
+                f"the journal '{_shown(self.url)}' is of run '{found}', not '{self.run}': give another database"
             )
 
     @contextlib.contextmanager
@@ -136,34 +81,14 @@ class Journal:
         try:
             with self._engine.begin() as connection:
                 yield SqlBook(connection)
-        except exc.OperationalError as error:
-            raise UserError(
-                f"the journal '{_shown(self.url)}' does not answer: {_first_line(error)}"
-            ) from error
+        except (exc.OperationalError, exc.InterfaceError, exc.InternalError) as error:
+            told = f"the journal '{_shown(self.url)}' does not answer: {_first_line(error)}"
+            raise JournalDownError(told) from error
 
-    def enroll(self, row: KeyRow) -> None:
-        """Let a device take part, or change what is known of its key."""
-        with self.transaction() as book:
-            book._put(KEYS, [row._asdict()], ["device"], ["public", "label", "expires", "revoked"])
-
-    def key(self, device: str) -> KeyRow | None:
-        """The key of a device that was enrolled."""
-        with self.transaction() as book:
-            found = book._connection.execute(sa.select(KEYS).where(KEYS.c.device == device)).one_or_none()
-        return None if found is None else KeyRow(*found)
-
-    def keys(self) -> list[KeyRow]:
-        """All keys, by label."""
-        with self.transaction() as book:
-            return [KeyRow(*row) for row in book._connection.execute(sa.select(KEYS).order_by(KEYS.c.label))]
-
-    def first_time(self, device: str, nonce: str, now: float, forget: float) -> bool:
-        """Whether a device uses this number for the first time; those from before `forget` are forgotten."""
-        with self.transaction() as book:
-            book._connection.execute(sa.delete(NONCES).where(NONCES.c.time < forget))
-            row = {"device": device, "nonce": nonce, "time": now}
-            query = book._insert(NONCES).values(row).on_conflict_do_nothing().returning(NONCES.c.nonce)
-            return book._connection.execute(query).first() is not None
+    def vacuum(self) -> None:
+        """Give the room of deleted rows back to the disk."""
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("VACUUM")
 
     def close(self) -> None:
         """Give back all connections."""
@@ -171,93 +96,201 @@ class Journal:
 
 
 class SqlBook:
-    """`deployment.book.Book` in a transaction of a database."""
+    """`deployment.book.Book` in a transaction of a database. Methods are as there."""
 
     def __init__(self, connection: sa.Connection):
-        self._connection, self._insert = connection, _insert(connection)
+        self.connection, self.insert = connection, _insert(connection.dialect.name)
+        self._shared: RoundRow | None = None
 
     def round(self, lock: Lock = "none") -> RoundRow:
-        """As `Book.round`."""
-        query = sa.select(ROUND)
+        """The round. If it is locked, it is read once in a transaction."""
+        if lock != "alone" and self._shared is not None:
+            return self._shared
+        found = self.connection.execute(_ROUNDS[lock]).one()
+        row = RoundRow(*found[1:])
         if lock != "none":
-            query = query.with_for_update(read=lock == "share")
-        return RoundRow(*self._connection.execute(query).one()[1:])
+            self._shared = row
+        return row
 
     def put_round(self, row: RoundRow) -> None:
-        """As `Book.put_round`."""
-        self._connection.execute(sa.update(ROUND).values(row._asdict()))
+        """Replace it."""
+        self._shared = None
+        self.connection.execute(sa.update(ROUND).values(row._asdict()))
 
     def join(self, clients: Sequence[ClientRow]) -> list[str]:
-        """As `Book.join`."""
+        """Add clients, or return the names of those that are another device's."""
         others = []
         for begin in range(0, len(clients), MANY):
             rows = {row.name: row.device for row in clients[begin : begin + MANY]}
-            values = [{"name": name, "device": device} for name, device in rows.items()]
-            self._connection.execute(self._insert(CLIENTS).values(values).on_conflict_do_nothing())
             query = sa.select(CLIENTS.c.name, CLIENTS.c.device).where(CLIENTS.c.name.in_(rows))
-            found = self._connection.execute(query)
-            others += [name for name, device in found if device != rows[name]]
+            others += [name for name, device in self.connection.execute(query) if device != rows[name]]
+        for begin in range(0, 0 if others else len(clients), MANY):
+            values = [row._asdict() for row in clients[begin : begin + MANY]]
+            self.connection.execute(self.insert(CLIENTS).values(values).on_conflict_do_nothing())
         return others
 
     def see(self, device: str, now: float, ready: bool) -> None:
-        """As `Book.see`."""
-        self._put(DEVICES, [{"name": device, "seen": now, "ready": ready}], ["name"], ["seen", "ready"])
+        """A device has asked for work."""
+        values = {"name": device, "seen": now, "ready": ready}
+        self.connection.execute(_put(self.insert, DEVICES), values)
+
+    def num_present(self, since: float) -> int:
+        """How many clients are present."""
+        return self.connection.execute(_NUM_PRESENT, {"since": since}).scalar_one()
 
     def present(self, since: float) -> list[ClientRow]:
-        """As `Book.present`."""
-        there = sa.and_(DEVICES.c.ready, DEVICES.c.seen >= since)
-        query = sa.select(CLIENTS.c.name, CLIENTS.c.device).join(DEVICES, DEVICES.c.name == CLIENTS.c.device)
-        rows = self._connection.execute(query.where(there).order_by(CLIENTS.c.name))
-        return [ClientRow(*row) for row in rows]
+        """Clients on devices that are there and ready, sorted by name."""
+        return [ClientRow(*row) for row in self.connection.execute(_PRESENT, {"since": since})]
 
     def task(self, task: str) -> TaskRow | None:
-        """As `Book.task`."""
-        found = self._connection.execute(
-            sa.select(TASKS).where(TASKS.c.id == task).with_for_update()
-        ).one_or_none()
+        """One task, locked."""
+        found = self.connection.execute(_TASK, {"task": task}).one_or_none()
         return None if found is None else TaskRow(*found)
 
-    def tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.tasks`."""
-        return self._tasks(SMALL, number, attempt)
-
-    def filled_tasks(self, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.filled_tasks`."""
-        return self._tasks(list(TASKS.columns), number, attempt)
-
-    def tasks_of(self, device: str, number: int, attempt: int) -> list[TaskRow]:
-        """As `Book.tasks_of`."""
-        return self._tasks(SMALL, number, attempt, TASKS.c.device == device)
-
     def put_tasks(self, rows: Iterable[TaskRow]) -> None:
-        """As `Book.put_tasks`."""
-        names = [name for name in TaskRow._fields if name != "id"]
-        self._put(TASKS, [row._asdict() for row in rows], ["id"], names)
+        """Add or replace tasks."""
+        values = [row._asdict() for row in rows]
+        if values:
+            self.connection.execute(_put(self.insert, TASKS), values)
 
-    def lease(self, tasks: Iterable[str], until: float) -> None:
-        """As `Book.lease`."""
-        query = sa.update(TASKS).where(TASKS.c.id.in_(list(tasks)))
-        self._connection.execute(query.values(state="leased", lease_until=until))
+    def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
+        """The tasks of a round, by place."""
+        query = sa.select(TASKS).where(*_of_round(kind, number, attempt)).order_by(*IN_ORDER)
+        return [TaskRow(*row) for row in self.connection.execute(query)]
+
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+        """How many of these tasks there are, have reported, and are lost."""
+        given = {"kind": kind, "number": number, "attempt": attempt, "now": now}
+        return Tally(*self.connection.execute(_TALLY, given).one())
+
+    def tasks_of(self, device: str, most: int) -> list[TaskRow]:
+        """Tasks that one device has to do."""
+        found = self.connection.execute(_TASKS_OF, {"device": device, "most": most})
+        return [TaskRow(*row) for row in found]
+
+    def devices_with_tasks(self) -> set[str]:
+        """The devices that have something to do."""
+        return set(self.connection.execute(sa.select(TASKS.c.device).where(TO_DO).distinct()).scalars())
+
+    def lease(self, device: str, tasks: Sequence[str], until: float) -> None:
+        """Lease these tasks to a device until then."""
+        query = sa.update(TASKS).where(TO_DO, TASKS.c.device == device)
+        state = sa.case((TASKS.c.id.in_(tasks), "leased"), else_=TASKS.c.state)
+        self.connection.execute(query.values(state=state, lease_until=until))
+
+    def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
+        """Those of a round that have not reported will not any more."""
+        query = sa.update(TASKS).where(*_of_round(kind, number, attempt), TO_DO)
+        self.connection.execute(query.values(state="closed"))
+
+    def buffered(self, most: int) -> list[TaskRow]:
+        """Training tasks that have reported and were not counted."""
+        query = sa.select(TASKS).where(BUFFERED).order_by(*IN_ORDER).limit(most)
+        return [TaskRow(*row) for row in self.connection.execute(query)]
+
+    def num_buffered(self) -> int:
+        """How many such tasks there are."""
+        return self.connection.execute(sa.select(sa.func.count()).where(BUFFERED)).scalar_one()
+
+    def busy(self, now: float) -> set[str]:
+        """Clients whose training task is being worked on, or whose report was not counted yet."""
+        at_work = sa.and_(TASKS.c.kind == "train", TO_DO, TASKS.c.lease_until > now)
+        return set(
+            self.connection.execute(sa.select(TASKS.c.client).where(sa.or_(at_work, BUFFERED))).scalars()
+        )
+
+    def count(self, tasks: Iterable[str], version: int) -> None:
+        """Note that these reports are in a version, and delete their bytes."""
+        done, names = {"counted": version, "keys": None, "report": None}, list(tasks)
+        for begin in range(0, len(names), MANY):
+            query = sa.update(TASKS).where(TASKS.c.id.in_(names[begin : begin + MANY]))
+            self.connection.execute(query.values(done))
+
+    def forget(self, before: int) -> None:
+        """Delete the tasks of versions before this one."""
+        self.connection.execute(sa.delete(TASKS).where(TASKS.c.number < before))
 
     def put_version(self, row: VersionRow) -> None:
-        """As `Book.put_version`."""
-        self._connection.execute(sa.insert(VERSIONS).values(row._asdict()))
+        """Add or change a version of the model."""
+        self.connection.execute(_put(self.insert, VERSIONS), row._asdict())
 
     def version(self, number: int) -> VersionRow | None:
-        """As `Book.version`."""
-        found = self._connection.execute(sa.select(VERSIONS).where(VERSIONS.c.number == number)).one_or_none()
+        """The version that so many rounds made."""
+        found = self.connection.execute(_VERSION, {"number": number}).one_or_none()
         return None if found is None else VersionRow(*found)
 
-    def _tasks(self, columns: list[Any], number: int, attempt: int, *more: Any) -> list[TaskRow]:
-        query = sa.select(*columns).where(TASKS.c.number == number, TASKS.c.attempt == attempt, *more)
-        return [TaskRow(*row) for row in self._connection.execute(query.order_by(TASKS.c.place))]
+    def unevaluated(self) -> list[VersionRow]:
+        """Versions whose evaluation was begun and has no metrics yet."""
+        query = sa.select(VERSIONS).where(VERSIONS.c.metrics == "").order_by(VERSIONS.c.number)
+        return [VersionRow(*row) for row in self.connection.execute(query)]
 
-    def _put(self, table: sa.Table, rows: list[dict[str, Any]], key: list[str], others: list[str]) -> None:
-        """Insert rows; of those whose key is there already, replace the other columns."""
-        for begin in range(0, len(rows), MANY):
-            query = self._insert(table).values(rows[begin : begin + MANY])
-            changes = {name: query.excluded[name] for name in others}
-            self._connection.execute(query.on_conflict_do_update(index_elements=key, set_=changes))
+    def is_new(self, device: str, nonce: str, now: float) -> bool:
+        """Whether a device uses this number for the first time, which it then has."""
+        query = _new_nonce(self.insert)
+        return (
+            self.connection.execute(query, {"device": device, "nonce": nonce, "time": now}).first()
+            is not None
+        )
+
+    def forget_nonces(self, before: float) -> None:
+        """Forget numbers that were used before then."""
+        self.connection.execute(sa.delete(NONCES).where(NONCES.c.time < before))
+
+
+# Statements that are used often are made once: making them takes longer than they do.
+_ROUNDS = {
+    "none": sa.select(ROUND),
+    "share": sa.select(ROUND).with_for_update(read=True),
+    "alone": sa.select(ROUND).with_for_update(),
+}
+_TASK = sa.select(TASKS).where(TASKS.c.id == sa.bindparam("task")).with_for_update()
+_VERSION = sa.select(VERSIONS).where(VERSIONS.c.number == sa.bindparam("number"))
+_TASKS_OF = (
+    sa.select(*SMALL)
+    .where(TO_DO, TASKS.c.device == sa.bindparam("device"))
+    .order_by(*IN_ORDER)
+    .limit(sa.bindparam("most"))
+)
+_TALLY = sa.select(
+    sa.func.count(),
+    sa.func.count().filter(TASKS.c.state == "reported"),
+    sa.func.count().filter(TASKS.c.state != "reported", TASKS.c.lease_until <= sa.bindparam("now")),
+).where(
+    TASKS.c.kind == sa.bindparam("kind"),
+    TASKS.c.number == sa.bindparam("number"),
+    TASKS.c.attempt == sa.bindparam("attempt"),
+)
+_THERE = sa.and_(DEVICES.c.ready, DEVICES.c.seen >= sa.bindparam("since"))
+_PRESENT = (
+    sa.select(CLIENTS.c.name, CLIENTS.c.device)
+    .join(DEVICES, DEVICES.c.name == CLIENTS.c.device)
+    .where(_THERE)
+    .order_by(CLIENTS.c.name)
+)
+_NUM_PRESENT = (
+    sa.select(sa.func.count())
+    .select_from(CLIENTS.join(DEVICES, DEVICES.c.name == CLIENTS.c.device))
+    .where(_THERE)
+)
+
+
+@cache
+def _put(insert: Any, table: sa.Table) -> Any:
+    """Insert rows; of those whose key is there already, replace the other columns."""
+    query, keys = insert(table), [column.name for column in table.primary_key]
+    changes = {
+        column.name: query.excluded[column.name] for column in table.columns if column.name not in keys
+    }
+    return query.on_conflict_do_update(index_elements=keys, set_=changes)
+
+
+@cache
+def _new_nonce(insert: Any) -> Any:
+    return insert(NONCES).on_conflict_do_nothing().returning(NONCES.c.nonce)
+
+
+def _of_round(kind: Kind, number: int, attempt: int) -> tuple[Any, ...]:
+    return TASKS.c.kind == kind, TASKS.c.number == number, TASKS.c.attempt == attempt
 
 
 def _engine(url: str) -> sa.Engine:
@@ -277,9 +310,15 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-def _insert(connection: sa.Connection) -> Any:
+def _alone(connection: sa.Connection) -> None:
+    """Let nobody else make or change tables until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SELECT pg_advisory_xact_lock(7261527)"))
+
+
+def _insert(dialect: str) -> Any:
     """The dialect's INSERT, which knows what to do with rows that are there already."""
-    return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[connection.dialect.name]
+    return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect]
 
 
 def _shown(url: str) -> str:

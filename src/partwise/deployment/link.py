@@ -1,7 +1,7 @@
-"""How a device reaches its run: the seam between an agent and a transport, and the wire format of small requests.
+"""The seam between an agent and its way to the server: what a run is, what a device asks, what it is told.
 
-`deployment.http_link` is the seam over HTTP. Slices and reports are messages of `server.messages`; everything
-else is JSON.
+An agent knows nothing of HTTP. It calls a `Link`, which sends requests to a server, or to the hub of the same
+process in tests.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from partwise.deployment.coordinator import Wait, Work
+from partwise.deployment.coordinator import Job, Wait, Work
 from partwise.server.messages import About, Invitation
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
+
+PROTOCOL = 1
+
+
+class UnreachableError(Exception):
+    """The server does not answer, or not as it should: try again later."""
 
 
 class Offer(NamedTuple):
@@ -24,10 +30,14 @@ class Offer(NamedTuple):
     run: str
     model: str  # digest of the model's leaves and their roles
     config: str  # all settings, as TOML
+    settings: Mapping[str, Any]  # the same by dotted key
+    leaves: Mapping[str, Any]  # path -> role, shape, dtype, space, psi
     options: Mapping[str, Any]  # what rebuilds the model without data
     shapes: Mapping[str, Any]  # of a row's value, by column
     vocabularies: Mapping[str, list]  # the source id of every key, by column
     client: str  # the column of clients
+    files: str = ""  # URL of the folder of files, if slices are files; "": the server's own
+    protocol: int = PROTOCOL
 
 
 class Link(Protocol):
@@ -41,12 +51,16 @@ class Link(Protocol):
         """Say which clients this device has. Raises `UserError` if one of them is on another device."""
         ...
 
-    def poll(self, ready: bool, most: int) -> Work | Wait:
-        """Ask for work for at most so many clients."""
+    def poll(self, ready: bool, most: int, status: Mapping[str, Any] | None = None) -> Work | Wait:
+        """Ask for work for at most so many clients. `status` is what the device says of itself (battery, ...)."""
         ...
 
     def slices(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
         """Fetch the slices of a task's keys."""
+        ...
+
+    def file(self, name: str, most: int) -> bytes:
+        """Fetch a file of slices, of at most so many bytes."""
         ...
 
     def report(self, report: bytes) -> Accepted | Refused:
@@ -58,7 +72,12 @@ def write_answer(answer: Work | Wait) -> bytes:
     """The answer to a poll, as JSON."""
     if isinstance(answer, Wait):
         return json.dumps({"wait": answer.seconds, "ended": answer.ended}).encode()
-    tasks = [each._asdict() | {"about": each.about._asdict()} for each in answer.invitations]
+    tasks = []
+    for job in answer.jobs:
+        told = job.invitation
+        tasks.append(
+            {"kind": job.kind, **told._asdict(), "about": told.about._asdict(), "slices": job.slices}
+        )
     return json.dumps({"tasks": tasks, "lease": answer.lease}).encode()
 
 
@@ -68,7 +87,14 @@ def read_answer(data: bytes) -> Work | Wait:
         found = json.loads(data)
         if "wait" in found:
             return Wait(float(found["wait"]), bool(found["ended"]))
-        tasks = [Invitation(**{**each, "about": About(**each["about"])}) for each in found["tasks"]]
-        return Work(tasks, float(found["lease"]))
+        return Work([_job(each) for each in found["tasks"]], float(found["lease"]))
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"the server's answer to a poll cannot be read: {error}") from None
+
+
+def _job(told: Mapping[str, Any]) -> Job:
+    rest = {name: told[name] for name in ("client", "seed", "round")}
+    kind = told["kind"]
+    if kind not in ("train", "evaluate"):
+        raise ValueError(f"a task of kind {kind!r}")
+    return Job(kind, Invitation(About(**told["about"]), **rest), str(told["slices"]))

@@ -6,9 +6,11 @@ model, a digest of the model's leaves and roles, and the task. The reader knows 
 message. So it first compares the size of the message with theirs, before it parses anything. Then it checks
 every name, type and shape.
 
-    invitation  server -> client    take part in this round: choose your keys
-    slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness
-    report      client -> server    the client's contribution to the sum, or a note that it is not finite
+    invitation  server -> client    take part in this round: choose your keys slices      server -> client
+    shared and frozen leaves, the slices of its keys, the round's randomness report      client -> server    the
+    client's contribution to the sum (`server.report_form`), or a note that it is
+                                    not finite
+    metrics     client -> server    the metrics of a client that evaluated the model, as sums
 """
 
 from __future__ import annotations
@@ -17,19 +19,16 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from partwise.checkpoint import from_bytes, header_of, to_bytes
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.selection.slices import take_keys
-from partwise.server.total import Aggregator, Contribution
 from partwise.types import UserError
 
 FORMAT = 1
 LARGEST_HEADER = 1 << 20  # bytes
-SUMS = "#sums"  # weight, clients, loss and its weight, in one array; no leaf has this name
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -63,7 +62,7 @@ class Slices(NamedTuple):
 
 def write_invitation(task: Invitation) -> bytes:
     """An invitation as bytes."""
-    return _write(
+    return write_message(
         "invitation", task.about, {}, {"client": task.client, "seed": task.seed, "round": task.round}
     )
 
@@ -79,10 +78,11 @@ def send(
     partition: Partition,
     params: Mapping[str, Any],
     keys: Mapping[str, np.ndarray],
-    rng: jax.Array,
+    rng: Any,
     belongs: About | None = None,
 ) -> bytes:
-    """Write the slices of a client's keys as bytes. Only these rows of a table are read."""
+    """Write the slices of a client's keys as bytes. Only these rows of a table are read. `rng` is the round's
+    randomness, a key of JAX or its key data."""
     arrays = {}
     for path, leaf in params.items():
         if path in partition.of("keyed"):
@@ -92,7 +92,12 @@ def send(
         else:
             arrays[path] = np.asarray(leaf)
     belongs = belongs or About(model=partition.digest)
-    return _write("slices", belongs, arrays, {"rng": np.asarray(jax.random.key_data(rng)).tolist()})
+    return write_message("slices", belongs, arrays, {"rng": key_data(rng).tolist()})
+
+
+def key_data(rng: Any) -> np.ndarray:
+    """The two words of a random key."""
+    return rng if isinstance(rng, np.ndarray) else np.asarray(jax.random.key_data(rng))
 
 
 def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray]) -> Slices:
@@ -129,34 +134,23 @@ def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str
     return shapes
 
 
-def write_report(belongs: About, sent: Contribution) -> bytes:
-    """Write a contribution as bytes. A contribution that is not valid is sent without its values."""
-    if not sent.valid:
-        return _write("report", belongs, {}, {"valid": False})
-    sums = np.stack([np.asarray(each) for each in (sent.weight, sent.clients, *sent.loss)])
-    return _write("report", belongs, {**sent.update, SUMS: sums}, {"valid": True})
+def write_metrics(belongs: About, sums: Mapping[str, Sums]) -> bytes:
+    """Write a client's metrics as bytes: a sum of values and a sum of weights for each."""
+    pairs = {name: np.array([each.value, each.weight], np.float32) for name, each in sums.items()}
+    return write_message("metrics", belongs, pairs, {})
 
 
-def read_report(data: bytes, shapes: Shapes) -> tuple[About, Contribution]:
-    """Read what `write_report` wrote. Raises `UserError` if the arrays are not those of `shapes` (see
-    `report_shapes`)."""
-    arrays, header = _read("report", data, shapes)
-    weight, clients, *loss = arrays.pop(SUMS, np.zeros(4, np.float32))
-    valid = np.asarray(header.get("valid") is True)
-    return _about(header), Contribution(arrays, weight, clients, Sums(*loss), valid)  # pyright: ignore
-
-
-def report_shapes(aggregator: Aggregator, partition: Partition, num_keys: Mapping[str, int]) -> Shapes:
-    """The names, shapes and types of the arrays in a client's report with this many keys."""
-    zero: Any = lambda like: jax.eval_shape(aggregator.zero, like)
-    shapes = {SUMS: zero(jax.ShapeDtypeStruct((4,), jnp.float32))}
-    for path, leaf in partition.server_shapes.items():
-        if path not in partition.of("frozen"):
-            role = partition.roles.get(path)
-            rows = (num_keys[role.space],) if role and role.space else ()
-            like = jax.ShapeDtypeStruct((*rows, *leaf.shape[len(rows) :]), leaf.dtype)
-            shapes[path] = zero(like)
-    return shapes
+def read_metrics(data: bytes) -> dict[str, Sums]:
+    """The inverse of `write_metrics`."""
+    if len(data) > LARGEST_HEADER:
+        raise UserError(f"metrics of {len(data):,} bytes are too large: they have {LARGEST_HEADER:,} at most")
+    arrays, _ = open_message("metrics", data)
+    for name, pair in arrays.items():
+        if pair.shape != (2,) or pair.dtype != np.float32 or not np.isfinite(pair).all() or pair[1] < 0:
+            raise UserError(
+                f"the metric '{name}' must be a finite sum and a weight of at least 0, as float32"
+            )
+    return {name: Sums(*pair) for name, pair in arrays.items()}
 
 
 def about(data: bytes) -> About:
@@ -164,29 +158,34 @@ def about(data: bytes) -> About:
     return _about(header_of(data, LARGEST_HEADER))
 
 
-def _write(kind: str, belongs: About, arrays: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
+def write_message(kind: str, belongs: About, arrays: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
+    """Arrays and a header as bytes, with what they belong to."""
     return to_bytes(arrays, {"format": FORMAT, "kind": kind, **belongs._asdict(), **more})
 
 
 def _read(kind: str, data: bytes, shapes: Shapes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Arrays and header of a message of this kind. It must have exactly these arrays, or none if it is not
-    valid."""
+    """Arrays and header of a message of this kind. It must have exactly these arrays."""
     largest = LARGEST_HEADER + sum(x.size * x.dtype.itemsize for x in shapes.values())
     if len(data) > largest:
         raise UserError(f"a {kind} of {len(data):,} bytes is too large: here it has {largest:,} at most")
+    arrays, header = open_message(kind, data)
+    check_arrays(kind, arrays, shapes)
+    return arrays, header
+
+
+def open_message(kind: str, data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays and header of a message, which must be of this kind. Its size must have been checked before."""
     header = header_of(data, LARGEST_HEADER)
     if header.get("format") != FORMAT or header.get("kind") != kind:
         raise UserError(
             f"this message must be '{kind}' in format {FORMAT}, and it is '{header.get('kind')}' in format "
             f"{header.get('format')}"
         )
-    arrays, _ = from_bytes(data)
-    if arrays or header.get("valid", True):
-        _check_arrays(kind, arrays, shapes)
-    return arrays, header
+    return from_bytes(data)[0], header
 
 
-def _check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) -> None:
+def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) -> None:
+    """Raise `UserError` unless the arrays of a message have exactly these names, shapes and types."""
     for name in (*arrays, *shapes):
         if name not in arrays or name not in shapes:
             missing = "lacks" if name in shapes else "has no business with"

@@ -18,16 +18,9 @@ from partwise.data.ragged import pad_to_power
 from partwise.model.partition import Partition
 from partwise.randomness import child
 from partwise.selection.serving import Demand
-from partwise.server.messages import (
-    About,
-    Invitation,
-    about,
-    read_report,
-    report_shapes,
-    send,
-    write_invitation,
-)
+from partwise.server.messages import About, Invitation, about, send, write_invitation
 from partwise.server.optimizers import ServerOptimizer
+from partwise.server.report_form import ReportForm
 from partwise.server.step import ServerState, put_rows, step, take_rows
 from partwise.server.total import Aggregator, Contribution, Total, add, zero_total
 from partwise.types import UserError
@@ -85,6 +78,8 @@ Reason = Literal[
     "client",
     "duplicate",
     "closed",
+    "stale",
+    "replayed",
     "keys",
     "not finite",
     "weight",
@@ -105,6 +100,13 @@ class Accepted(NamedTuple):
     valid: bool
 
 
+class Reported(NamedTuple):
+    """A report that was read and is in order, and the keys of its rows."""
+
+    sent: Contribution
+    keys: Mapping[str, np.ndarray]
+
+
 class Closed(NamedTuple):
     """The next version of the model, and what the server knows about the round."""
 
@@ -119,11 +121,13 @@ class Closed(NamedTuple):
 
 
 class Server:
-    """The server side of an algorithm: the compiled functions that all rounds of a run share."""
+    """The server side of an algorithm: the compiled functions that all rounds of a run share. `precision` says how
+    clients write their updates (see `server.report_form`)."""
 
-    def __init__(self, algorithm: ServerSide, run: str = ""):
+    def __init__(self, algorithm: ServerSide, run: str = "", precision: str = "float32"):
         check_rows(algorithm)
         self.algorithm, self.run = algorithm, run
+        self.form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         partition, aggregator = algorithm.partition, algorithm.aggregator
         self.zero = jax.jit(lambda params: zero_total(aggregator, partition, params))
         self.add = jax.jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
@@ -136,30 +140,30 @@ class Server:
         A round that is repeated has another `attempt`, and other tasks."""
         return Round(self, state, number, rng, seed, attempt)
 
-    def about(self, number: int, client: Any, attempt: int = 0) -> About:
+    def about(self, number: int, client: Any, attempt: int = 0, kind: str = "train") -> About:
         """Identify the task of a client in a round. The result depends on the arguments and the run alone."""
         name = f"{self.run}/{number}/{client}" + (f"/{attempt}" if attempt else "")
+        name += "" if kind == "train" else f"/{kind}"
         task = hashlib.sha256(name.encode()).hexdigest()[:32]
         return About(self.run, number, task, self.algorithm.partition.digest)
 
-    def read(
-        self, here: About, keys: Mapping[str, np.ndarray] | None, report: bytes
-    ) -> Contribution | Refused:
-        """Read a report for the task `here`, whose client asked for `keys`. Changes nothing."""
+    def read(self, here: About, keys: Mapping[str, np.ndarray] | None, report: bytes) -> Reported | Refused:
+        """Read a report for the task `here`. Changes nothing.
+
+        Args:
+            here: The task.
+            keys: Those that its client asked for; None if it has not asked. Then the report must name them.
+            report: The bytes that came.
+        """
         try:
-            belongs = about(report)
-            refused = _wrong_place(belongs, here)
+            refused = wrong_place(about(report), here)
             if refused:
                 return refused
-            if keys is None:
-                return Refused("keys", "this task has not asked for its slices yet")
-            num_keys = {space: len(each) for space, each in keys.items()}
-            _, sent = read_report(
-                report, report_shapes(self.algorithm.aggregator, self.algorithm.partition, num_keys)
-            )
+            sent, asked = self.form.read(report, keys)
         except UserError as error:
             return Refused("malformed", str(error))
-        return (_wrong_values(sent) if sent.valid else None) or sent
+        refused = wrong_keys(self.algorithm.partition, asked) if keys is None else None
+        return refused or (_wrong_values(sent) if sent.valid else None) or Reported(sent, asked)
 
     def _finish(
         self, state: ServerState, total: Total, rows: Mapping[str, Any], rng: jax.Array
@@ -243,20 +247,38 @@ class Round:
         member = self._open.get(belongs.task)
         if member is None:
             here = self._server.about(self._number, "")._replace(task=belongs.task)
-            return _wrong_place(belongs, here) or self._unknown(belongs.task)
+            return wrong_place(belongs, here) or self._unknown(belongs.task)
         if self._closed:
             return Refused("closed", f"task {belongs.task} came too late: the round is closed")
-        sent = self._server.read(member.about, member.keys, report)
-        if isinstance(sent, Refused):
-            return sent
+        found = self._server.read(member.about, member.keys, report)
+        if isinstance(found, Refused):
+            return found
         del self._open[belongs.task]
+        if member.keys is None:
+            self._served.append(found.keys)
         self._done[belongs.task] = member.client
-        self._up += len(report)
-        if not sent.valid:
-            self._broken.append(member.client)
-        elif member.keys is not None:
-            self._add(sent, member.keys)
-        return Accepted(member.client, bool(sent.valid))
+        self._count(member.client, found, len(report))
+        return Accepted(member.client, bool(found.sent.valid))
+
+    def include(
+        self, client: Any, about: About, found: Reported, num_bytes: int, factor: float = 1.0
+    ) -> None:
+        """Add what `Server.read` found in the report of a task, without an invitation. Its update is multiplied by
+        `factor`, and its weight is not (FedBuff's staleness)."""
+        self._check_open()
+        self._served.append(found.keys)
+        self._done[about.task] = client
+        if factor != 1.0 and found.sent.valid:
+            update = {path: leaf * np.float32(factor) for path, leaf in found.sent.update.items()}
+            found = found._replace(sent=found.sent._replace(update=update))
+        self._count(client, found, num_bytes)
+
+    def _count(self, client: Any, found: Reported, num_bytes: int) -> None:
+        self._up += num_bytes
+        if found.sent.valid:
+            self._add(found.sent, found.keys)
+        else:
+            self._broken.append(client)
 
     def close(self) -> Closed:
         """End the round. Returns the next version of the model, made from the accepted reports."""
@@ -307,7 +329,7 @@ class Round:
         return Refused("task", f"there is no task {task} in this round")
 
 
-def _wrong_place(belongs: About, here: About) -> Refused | None:
+def wrong_place(belongs: About, here: About) -> Refused | None:
     """Refuse a report of another run, version, model or task; None if it belongs here."""
     reasons: tuple[Reason, ...] = ("run", "version", "model", "task")
     for reason in reasons:

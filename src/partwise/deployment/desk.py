@@ -1,0 +1,82 @@
+"""Several decisions in one transaction: what waits while the disk is busy is written together.
+
+A report is acknowledged when it is on the disk, and that takes a disk some milliseconds. So one thread of a process
+does all its transactions. While it waits for the disk, decisions pile up, and the next transaction has them all. If
+one of them fails, the transaction is undone, and each is tried by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from partwise.deployment.journal import SqlBook
+
+MOST = 256  # decisions in a transaction
+Answer = TypeVar("Answer")
+Transaction = Callable[[], contextlib.AbstractContextManager[SqlBook]]
+
+
+class _Asked(NamedTuple):
+    decide: Callable[[SqlBook], Any]
+    alone: bool
+    answer: Future[Any]
+
+
+class Desk:
+    """Does transactions, one after the other, in a thread of its own."""
+
+    def __init__(self, transaction: Transaction):
+        self._transaction = transaction
+        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="partwise desk", daemon=True)
+        self._thread.start()
+
+    def submit(self, decide: Callable[[SqlBook], Answer], alone: bool = False) -> Future[Answer]:
+        """Have a decision made. The answer comes when its writes are on the disk. A decision that locks the round
+        for itself must be `alone` in its transaction."""
+        answer: Future[Answer] = Future()
+        self._asked.put(_Asked(decide, alone, answer))
+        return answer
+
+    def do(self, decide: Callable[[SqlBook], Answer], alone: bool = False) -> Answer:
+        """The same, waiting for the answer."""
+        return self.submit(decide, alone).result()
+
+    def close(self) -> None:
+        """Finish what was asked for, and stop."""
+        self._asked.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        waiting: list[_Asked | None] = []
+        while True:
+            asked = waiting.pop() if waiting else self._asked.get()
+            if asked is None:
+                return
+            together = [asked]
+            while not asked.alone and len(together) < MOST and not self._asked.empty():
+                following = self._asked.get()
+                if following is None or following.alone:
+                    waiting.append(following)
+                    break
+                together.append(following)
+            self._answer(together)
+
+    def _answer(self, together: list[_Asked]) -> None:
+        try:
+            with self._transaction() as book:
+                answers = [each.decide(book) for each in together]
+        except Exception as error:
+            if len(together) == 1:
+                together[0].answer.set_exception(error)
+            else:
+                for each in together:
+                    self._answer([each])
+            return
+        for each, answer in zip(together, answers, strict=True):
+            each.answer.set_result(answer)

@@ -1,0 +1,129 @@
+"""A book in memory: the obvious twin of `deployment.journal`, for tests and for simulations of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, Tally, TaskRow, VersionRow
+
+
+class MemoryBook:
+    """`deployment.book.Book` in dicts. Methods are as there."""
+
+    def __init__(self) -> None:
+        self._round = RoundRow()
+        self._clients: dict[str, ClientRow] = {}
+        self._seen: dict[str, tuple[float, bool]] = {}
+        self._tasks: dict[str, TaskRow] = {}
+        self._versions: dict[int, VersionRow] = {}
+
+    def round(self, lock: Lock = "none") -> RoundRow:
+        """The round."""
+        return self._round
+
+    def put_round(self, row: RoundRow) -> None:
+        """Replace it."""
+        self._round = row
+
+    def join(self, clients: Sequence[ClientRow]) -> list[str]:
+        """Add clients, or return the names of those that are another device's."""
+        others = [row.name for row in clients if self._clients.get(row.name, row).device != row.device]
+        if not others:
+            self._clients |= {row.name: row for row in clients}
+        return others
+
+    def see(self, device: str, now: float, ready: bool) -> None:
+        """A device has asked for work."""
+        self._seen[device] = (now, ready)
+
+    def num_present(self, since: float) -> int:
+        """How many clients are present."""
+        return len(self.present(since))
+
+    def present(self, since: float) -> list[ClientRow]:
+        """Clients on devices that are there and ready, sorted by name."""
+        there = {device for device, (seen, ready) in self._seen.items() if ready and seen >= since}
+        return sorted(row for row in self._clients.values() if row.device in there)
+
+    def task(self, task: str) -> TaskRow | None:
+        """One task."""
+        return self._tasks.get(task)
+
+    def put_tasks(self, rows: Iterable[TaskRow]) -> None:
+        """Add or replace tasks."""
+        self._tasks |= {row.id: row for row in rows}
+
+    def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
+        """The tasks of a round, by place."""
+        wanted = (kind, number, attempt)
+        return [row for row in self._sorted() if (row.kind, row.number, row.attempt) == wanted]
+
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+        """How many of these tasks there are, have reported, and are lost."""
+        tasks = self.tasks(kind, number, attempt)
+        reported = [row.state == "reported" for row in tasks]
+        lost = [row.state != "reported" and row.lease_until <= now for row in tasks]
+        return Tally(len(tasks), sum(reported), sum(lost))
+
+    def tasks_of(self, device: str, most: int) -> list[TaskRow]:
+        """Tasks that one device has to do."""
+        return [row._replace(keys=None, report=None) for row in self._to_do(device)[:most]]
+
+    def devices_with_tasks(self) -> set[str]:
+        """The devices that have something to do."""
+        return {row.device for row in self._tasks.values() if row.state in ("open", "leased")}
+
+    def lease(self, device: str, tasks: Sequence[str], until: float) -> None:
+        """Lease these tasks to a device until then."""
+        mine = [row._replace(lease_until=until) for row in self._to_do(device)]
+        self.put_tasks([row._replace(state="leased") if row.id in tasks else row for row in mine])
+
+    def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
+        """Those of a round that have not reported will not any more."""
+        tasks = self.tasks(kind, number, attempt)
+        self.put_tasks([row._replace(state="closed") for row in tasks if row.state != "reported"])
+
+    def buffered(self, most: int) -> list[TaskRow]:
+        """Training tasks that have reported and were not counted."""
+        return [row for row in self._sorted() if _is_buffered(row)][:most]
+
+    def num_buffered(self) -> int:
+        """How many such tasks there are."""
+        return sum(_is_buffered(row) for row in self._tasks.values())
+
+    def busy(self, now: float) -> set[str]:
+        """Clients whose training task is being worked on, or whose report was not counted yet."""
+        at_work = lambda row: row.state in ("open", "leased") and row.lease_until > now
+        tasks = [row for row in self._tasks.values() if row.kind == "train"]
+        return {row.client for row in tasks if at_work(row) or _is_buffered(row)}
+
+    def count(self, tasks: Iterable[str], version: int) -> None:
+        """Note that these reports are in a version, and delete their bytes."""
+        done = [self._tasks[task] for task in tasks]
+        self.put_tasks([row._replace(counted=version, keys=None, report=None) for row in done])
+
+    def forget(self, before: int) -> None:
+        """Delete the tasks of versions before this one."""
+        self._tasks = {id: row for id, row in self._tasks.items() if row.number >= before}
+
+    def put_version(self, row: VersionRow) -> None:
+        """Add or change a version of the model."""
+        self._versions[row.number] = row
+
+    def version(self, number: int) -> VersionRow | None:
+        """The version that so many rounds made."""
+        return self._versions.get(number)
+
+    def unevaluated(self) -> list[VersionRow]:
+        """Versions whose evaluation was begun and has no metrics yet."""
+        return [row for row in self._versions.values() if row.metrics == ""]
+
+    def _to_do(self, device: str) -> list[TaskRow]:
+        return [row for row in self._sorted() if row.device == device and row.state in ("open", "leased")]
+
+    def _sorted(self) -> list[TaskRow]:
+        return sorted(self._tasks.values(), key=lambda row: (row.number, row.attempt, row.place, row.id))
+
+
+def _is_buffered(row: TaskRow) -> bool:
+    return row.kind == "train" and row.state == "reported" and row.counted is None
