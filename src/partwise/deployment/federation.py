@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from partwise.algorithm import Algorithm, init_server
 from partwise.algorithms.registry import find_algorithm, prepare, recorded
+from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS
 from partwise.config.settings import Config, parse_toml
 from partwise.data.store import ClientStore
@@ -34,7 +36,12 @@ from partwise.server.round import Server
 from partwise.tasks import Task
 from partwise.types import UserError
 
-HEAT_FILE, JOURNAL_FILE, VERSIONS = "heat.safetensors", "journal.db", "versions"
+HEAT_FILE, START_FILE, JOURNAL_FILE, VERSIONS = (
+    "heat.safetensors",
+    "first.safetensors",
+    "journal.db",
+    "versions",
+)
 
 
 def found_run(task: Task, config: Config, out: str | Path) -> Folder:
@@ -48,13 +55,15 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     make_rules(config)
     _check_deployable(task, config)
     prepared, folder = prepare(task, config), Folder(out)
-    partition = prepared.build(prepared.rates).partition
+    algorithm = prepared.build(prepared.rates)
     by = "samples" if config.server.weighting == "examples" else "clients"
-    heats = count_heats(prepared.store, partition, by)
+    heats = count_heats(prepared.store, algorithm.partition, by)
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.held():
         folder.check_free()
         save_heats(folder.path / HEAT_FILE, heats)
+        start = init_server(algorithm, round_rng(config.seed, INIT_ROUND))
+        save_tree(folder.path / START_FILE, start, {"round": 0})
         folder.start(config, task.options, source_of(task.train), {"data": "on the devices"})
     return folder
 
@@ -101,7 +110,8 @@ def open_hub(
     )
     server = Server(algorithm, folder.run, config.deploy.precision)
     rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
-    start = init_server(algorithm, round_rng(config.seed, INIT_ROUND))
+    like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
+    start = load_tree(folder.path / START_FILE, like)[0]
     hub = Hub(Coordinator(server, make_rules(config, **rules)), rows, folder.path / VERSIONS, start)
     return hub, offer
 
