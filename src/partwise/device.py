@@ -112,7 +112,7 @@ class Device:
         self._evaluate = jax.jit(
             lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept))
         )
-        self._predict = jax.jit(self._predictions)
+        self._predict = jax.jit(self.predictions)
 
     def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:
         """The keys that this client wants in a round."""
@@ -292,7 +292,8 @@ class Device:
         start = start if local is None else start._replace(local=local)
         return self.algorithm.personalize(client, start).local
 
-    def _predictions(self, local: Any, given: Given) -> jax.Array:
+    def predictions(self, local: Any, given: Given) -> jax.Array:
+        """What `predict` computes, for a caller that compiles or exports it: padding included."""
         client = self._client(given)
         progress = begin(client)._replace(local=local)
         columns = dict(client.examples.columns)

@@ -155,6 +155,20 @@ def predict(options: Options) -> Result:
     return {"predictions": rows, "unknown": client.unknown}
 
 
+def export(options: Options) -> Result:
+    """`partwise export`."""
+    from partwise.runs.export import export as export_model
+
+    formats = [name.strip() for name in options.format.split(",") if name.strip()]
+    about = export_model(options.run_folder, options.out, options.local, options.rows, formats)
+    if not options.json:
+        rows = ", ".join(f"{name} for {each or 'any number of'} rows" for name, each in about["rows"].items())
+        show.say(f"Wrote {rows} with {about['bytes']:,} bytes of parameters to {options.out}.")
+        if "model.stablehlo" in about["rows"]:
+            show.say(f"To run it without partwise: python {Path(options.out) / 'run.py'} --help")
+    return {"out": options.out, **about}
+
+
 def reproduce(options: Options) -> Result:
     """`partwise reproduce`."""
     if options.out is not None:

@@ -36,6 +36,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_reproduce(command)
     _add_personalize(command)
     _add_predict(command)
+    _add_export(command)
     _add_rest(command)
     return parser
 
@@ -131,6 +132,16 @@ def _add_predict(command: Command) -> None:
     sub.add_argument("--local", required=True, metavar="FILE")
     sub.add_argument("--client", required=True, metavar="FILE", help="CSV or Parquet of what to predict for")
     sub.add_argument("--id", metavar="VALUE", help="the client whose rows are meant, if FILE has several")
+
+
+def _add_export(command: Command) -> None:
+    more = ": parameters, StableHLO and a script that needs no partwise"
+    sub = command("export", commands.export, "write a client's personal model for other systems", more)
+    sub.add_argument("run_folder", metavar="RUN")
+    sub.add_argument("--local", metavar="FILE", help="the client's local part, if the model has one")
+    sub.add_argument("--out", required=True, metavar="DIR", help="a new folder, or an earlier export")
+    sub.add_argument("--rows", type=int, metavar="N", help="rows at once (default: any number, if it can be)")
+    sub.add_argument("--format", default="stablehlo", help="stablehlo, onnx or stablehlo,onnx")
 
 
 def _add_rest(command: Command) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.data.checks import narrow
 from partwise.data.ids import look_up, typed
 from partwise.data.reading import naming
 from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
@@ -33,12 +34,14 @@ class Source(NamedTuple):
     vocabularies: Mapping[str, np.ndarray]  # the source id of every key, by column
     shapes: Mapping[str, tuple[int, ...]]  # column -> shape of one row's value
     client: str  # the name of the client column
+    types: Mapping[str, str] = {}  # column -> its type on a device
 
 
 def source_of(store: ClientStore) -> Source:
     """The form of a store of training clients."""
     shapes = {name: values.shape[1:] for name, values in store.columns.items()}
-    return Source(store.vocabularies, shapes, str(store.info.get(CLIENT_COLUMN, "user")))
+    types = {name: narrow(name, values[:0]).dtype.name for name, values in store.columns.items()}
+    return Source(store.vocabularies, shapes, str(store.info.get(CLIENT_COLUMN, "user")), types)
 
 
 class Form(NamedTuple):

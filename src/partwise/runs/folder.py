@@ -111,7 +111,12 @@ class Folder:
         self.check_free()
         save_json(self.path / "model.json", to_plain(options))
         ids = {name: values.tolist() for name, values in source.vocabularies.items()}
-        told = {"ids": ids, "shapes": to_plain(source.shapes), "client": source.client}
+        told = {
+            "ids": ids,
+            "shapes": to_plain(source.shapes),
+            "client": source.client,
+            "types": dict(source.types),
+        }
         save_json(self.path / "vocabularies.json", told)
         save_json(self.path / "start.json", to_plain({**begun, "run": identity(config, begun)}))
         self.save_config(config)
@@ -169,7 +174,8 @@ class Folder:
         """The form of the training data: ids, shapes, the client column."""
         found = load_json(self.path / "vocabularies.json")
         ids = {name: np.asarray(each) for name, each in found["ids"].items()}
-        return Source(ids, {name: tuple(shape) for name, shape in found["shapes"].items()}, found["client"])
+        shapes = {name: tuple(shape) for name, shape in found["shapes"].items()}
+        return Source(ids, shapes, found["client"], found.get("types", {}))
 
     # Rounds
 

@@ -42,6 +42,7 @@ class Personal:
     def __init__(self, config: Config, setting: Setting, params: Mapping[str, Any], source: Source):
         setting = judged_setting(setting, config)
         self.setting, self.vocabularies, self.shapes = setting, source.vocabularies, source.shapes
+        self.types = source.types
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
         }  # in the user's files

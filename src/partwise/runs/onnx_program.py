@@ -1,0 +1,123 @@
+"""A personal model's prediction as ONNX, for onnxruntime and other systems. jax2onnx converts it.
+
+The converter replaces functions of `jax.numpy` while it traces, and not all of them well. So the function is
+traced by JAX alone first, and the converter is given only the primitive operations that the outputs need.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.runs.program import FIXED_ROWS, Program, Staged, any_rows, batch_shapes
+from partwise.types import UserError
+
+LARGEST = 2**31 - 2**20  # bytes: an ONNX file is one message of Protocol Buffers
+CLOSE = 1e-5  # how far outputs may be from those of JAX, relative to the largest
+TRIED_ROWS = (1, 5)
+
+
+def to_onnx(program: Program, rows: int | None = None) -> Staged:
+    """The program as ONNX, with the parameters in it, for any number of rows if the converter can do it.
+    onnxruntime has computed the same outputs as JAX.
+
+    Args:
+        program: What `program_of` returned.
+        rows: The number of rows, if it is to be fixed.
+    """
+    converter = _converter()
+    if sum(leaf.nbytes for leaf in program.params.values()) > LARGEST:
+        raise UserError(
+            "the parameters take more than 2 GiB, which an ONNX file cannot hold: leave onnx out of --format"
+        )
+    problems = []
+    for each in [rows] if rows else [None, FIXED_ROWS]:
+        try:
+            data = _converted(converter, program, each)
+            return Staged(data, each, _checked(program, data, each))
+        except Exception as error:  # the converter raises whatever goes wrong in it
+            problems.append(str(error).splitlines()[0] if str(error) else repr(error))
+    raise UserError(
+        f"jax2onnx cannot convert this model ({problems[-1]}): leave onnx out of --format; the StableHLO of the "
+        f"model is not affected"
+    )
+
+
+def _converter() -> Callable[..., Any]:
+    try:
+        from jax2onnx import to_onnx as convert  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            f"--format onnx needs a package that is not installed ({error.name}): pip install 'partwise[onnx]'"
+        ) from None
+    return convert
+
+
+def _converted(converter: Callable[..., Any], program: Program, rows: int | None) -> bytes:
+    names = list(program.columns)
+    shapes = list(batch_shapes(program.columns, rows or any_rows()).values())
+    params = {path: jnp.asarray(leaf) for path, leaf in program.params.items()}
+    predict = lambda *columns: program.predict(params, dict(zip(names, columns, strict=True)))
+    with _quiet():
+        model = converter(
+            _primitive(predict, shapes),
+            shapes,
+            input_names=names,
+            output_names=["output"],
+            model_name="partwise",
+        )
+    return model.SerializeToString()
+
+
+def _primitive(predict: Callable[..., Any], shapes: list[jax.ShapeDtypeStruct]) -> Callable[..., Any]:
+    """The function as primitive operations, without those that the outputs do not need."""
+    from jax.extend.core import jaxpr_as_fun
+    from jax.interpreters.partial_eval import dce_jaxpr
+
+    traced = jax.make_jaxpr(predict)(*shapes)
+    jaxpr, _ = dce_jaxpr(traced.jaxpr, [True], instantiate=True)
+    run = jaxpr_as_fun(traced.replace(jaxpr=jaxpr))
+    return lambda *columns: run(*columns)[0]
+
+
+def _checked(program: Program, data: bytes, rows: int | None) -> jax.ShapeDtypeStruct:
+    """Compare onnxruntime with JAX on random rows. Returns the shape of one row's output."""
+    import onnxruntime  # pyright: ignore[reportMissingImports]
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    expected = np.empty(0)
+    for count in [rows] if rows else TRIED_ROWS:
+        columns = _random(program, count)
+        expected = np.asarray(jax.jit(program.predict)(program.params, columns))
+        (found,) = session.run(None, columns)
+        largest = np.abs(expected).max(initial=1.0)
+        if found.shape != expected.shape or not np.allclose(found, expected, rtol=0, atol=CLOSE * largest):
+            raise ValueError("onnxruntime computes other outputs than JAX")
+    return jax.ShapeDtypeStruct(expected.shape[1:], expected.dtype)
+
+
+def _random(program: Program, rows: int) -> dict[str, np.ndarray]:
+    """Rows of a few small numbers; whole numbers are 0 or 1, which every table of two rows has."""
+    rng = np.random.default_rng(0)
+    shapes = batch_shapes(program.columns, rows)
+    return {name: rng.integers(0, 2, each.shape).astype(each.dtype) for name, each in shapes.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the converter's warnings about its own graph."""
+    logger = logging.getLogger("onnx_ir")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
