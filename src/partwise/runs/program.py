@@ -24,6 +24,7 @@ from partwise.types import UserError
 
 SERVER, LOCAL = "server/", "local/"  # a twin has the same path in both
 PLATFORMS = ("cpu", "cuda", "tpu")
+PLACES = "jax_traceback_in_locations_limit"
 FIXED_ROWS = 64  # of a program that needs a number of rows, if none was asked for
 
 Arrays = Mapping[str, Any]
@@ -155,9 +156,9 @@ def to_stablehlo(program: Program, rows: int | None = None) -> Staged:
 @contextmanager
 def _without_places() -> Iterator[None]:
     """Programs that do not name the files of this machine in which their operations were written."""
-    before = jax.config.jax_traceback_in_locations_limit
-    jax.config.update("jax_traceback_in_locations_limit", 0)
+    before = getattr(jax.config, PLACES)
+    jax.config.update(PLACES, 0)
     try:
         yield
     finally:
-        jax.config.update("jax_traceback_in_locations_limit", before)
+        jax.config.update(PLACES, before)

@@ -36,9 +36,13 @@ for name in inputs:
 options = vars(parser.parse_args())
 texts = {name: options[f"--{name}"] for name in inputs}
 if options["table"]:
-    rows = list(csv.DictReader(Path(options["table"]).read_text("utf-8-sig").splitlines()))
+    with open(options["table"], newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file))
+    for each in inputs.values():
+        if rows and each["column"] not in rows[0]:
+            parser.error(f"{options['table']} has no column '{each['column']}'")
     texts = {name: [row[each["column"]] for row in rows] for name, each in inputs.items()}
-if len({len(column) for column in texts.values()} - {0}) != 1 or not all(texts.values()):
+if len({len(column) for column in texts.values()}) > 1 or not all(texts.values()):
     parser.error(f"give a CSV file, or as many values of each of these columns: {', '.join(inputs)}")
 asked = []
 for number, row in enumerate(zip(*texts.values(), strict=True), 1):
@@ -47,7 +51,7 @@ for number, row in enumerate(zip(*texts.values(), strict=True), 1):
     except KeyError as unknown:
         print(f"row {number} is left out: the model does not know {unknown}", file=sys.stderr)
 params = load_file(here / "model.safetensors")
-predict = jax.jit(jax.export.deserialize((here / "model.stablehlo").read_bytes()).call)
+predict = jax.jit(jax.export.deserialize(bytearray((here / "model.stablehlo").read_bytes())).call)
 size = size or 1 << max(len(asked) - 1, 0).bit_length()
 for first in range(0, len(asked), size):
     batch = asked[first : first + size]
