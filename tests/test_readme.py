@@ -19,7 +19,7 @@ from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
-PAGES_OF_CODE = "adding data deployment devices diverges exporting heat keras nnx seeds torch"
+PAGES_OF_CODE = "adding data deployment devices diverges export exporting heat keras nnx seeds torch"
 NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
 
 
@@ -142,6 +142,12 @@ def test_the_code_of_the_page_on_trained_models_runs(tmp_path):
     printed = run(blocks("docs/exporting.md"), tmp_path)
     assert "{'user': (8,)}" in printed
     assert "default/user (8,) float32" in printed
+    assert printed.endswith("as Personal predicts: True\n")
+
+
+def test_the_code_of_the_page_on_export_runs(tmp_path):
+    printed = run(blocks("docs/export.md"), tmp_path)
+    assert printed.startswith("{'item': {'shape': [], 'type': 'int32', 'column': 'item', 'ids': True}}")
     assert printed.endswith("as Personal predicts: True\n")
 
 

@@ -31,6 +31,7 @@ from partwise.model.spec import Model, lookup
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
 from partwise.runs.export import export
+from partwise.runs.onnx_program import distance
 from partwise.runs.personal import Personal, save_local
 from partwise.runs.resolve import resolve
 from partwise.tasks import Setting
@@ -117,8 +118,7 @@ def test_onnxruntime_answers_as_the_device_does(name, changes, tmp_path):
     found, expected = onnx_answers(tmp_path / "model", mine), personal.predict(rebuilt, mine)
     some = min(len(found), len(expected))
     assert some
-    close = 1e-5 * max(1, np.abs(expected).max())
-    np.testing.assert_allclose(found[:some], expected[:some], rtol=0, atol=close)
+    assert distance(found[:some], expected[:some]) < 1e-5
     assert stat.S_IMODE((tmp_path / "model" / "model.onnx").stat().st_mode) == 0o600
     assert not (tmp_path / "model" / "run.py").exists()  # which needs StableHLO
 
@@ -140,15 +140,37 @@ def test_tasks_with_files_of_their_own(tmp_path, liked_folder):
         assert about["rows"] == {"model.stablehlo": None}, name
 
 
-def test_sentences_from_a_store_with_missing_words(make_store, tmp_path):
+def transformer(make_store):
+    """A client's model of sentences, and its sentences, in which words are missing."""
     tokens = np.random.default_rng(0).integers(-1, 17, (12, 5)).astype(np.int32)
     store = dataclasses.replace(make_store([12], tokens=tokens), vocabularies={"tokens": np.arange(17)})
     task = next_word_task(store, store, store, num_buckets=1, width=8, heads=2, units=8, length=4)
     params = shaken(task.personal.partition.split(task.personal.model.init(jax.random.key(0)))[0])
     config = Config().changed({"algorithm": "fed_select"})
-    personal = Personal(config, task.personal, params, source_of(store))
+    return Personal(config, task.personal, params, source_of(store)), store
+
+
+@pytest.mark.slow
+def test_sentences_from_a_store_with_missing_words(make_store, tmp_path):
+    personal, store = transformer(make_store)
     export(personal, tmp_path / "model")
     np.testing.assert_array_equal(answers(tmp_path / "model", store), personal.predict({}, store))
+
+
+def test_how_far_outputs_are_apart():
+    expected = np.array([[3.0, -1e9], [0.0, 0.5]], np.float32)
+    assert distance(expected, expected) == 0
+    assert distance(expected + np.float32([[0.3, 0], [0, 0]]), expected) == pytest.approx(0.1)
+    assert distance(expected + np.float32([[0, 1e8], [0, 0]]), expected) == pytest.approx(0.1)
+
+
+@has_onnx
+@pytest.mark.slow
+def test_a_model_that_cannot_be_converted_is_refused_with_the_reason(make_store, tmp_path):
+    personal, _ = transformer(make_store)
+    with pytest.raises(UserError, match=r"jax2onnx cannot convert this model \(.*leave onnx out of --format"):
+        export(personal, tmp_path / "model", formats=["stablehlo", "onnx"])
+    assert not (tmp_path / "model").exists()
 
 
 # Models of a user's own

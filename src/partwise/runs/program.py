@@ -37,6 +37,7 @@ class Program(NamedTuple):
     predict: Callable[[Arrays, Arrays], jax.Array]
     params: Mapping[str, np.ndarray]
     columns: Shapes  # of one row
+    num_ids: Mapping[str, int]  # of the columns with ids
 
 
 class Staged(NamedTuple):
@@ -69,7 +70,8 @@ def program_of(personal: Personal, local: Arrays) -> Program:
 
     params = {SERVER + path: leaf for path, leaf in sent.params.items()}
     params |= {LOCAL + path: np.asarray(leaf) for path, leaf in local.items()}
-    return _needed(Program(predict, params, _columns(personal)))
+    num_ids = {name: len(ids) for name, ids in personal.vocabularies.items()}
+    return _needed(Program(predict, params, _columns(personal), num_ids))
 
 
 def _under(part: str, params: Arrays) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def _needed(program: Program) -> Program:
         }
         return program.predict({**params, **rest}, {**columns, **blank})
 
-    return Program(predict, params, columns)
+    return Program(predict, params, columns, program.num_ids)
 
 
 def batch_shapes(columns: Shapes, rows: Any) -> dict[str, jax.ShapeDtypeStruct]:
