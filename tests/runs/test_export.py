@@ -7,8 +7,8 @@ import errno
 import importlib.util
 import json
 import os
-import shutil
 import stat
+import sys
 from pathlib import Path
 
 import jax
@@ -252,6 +252,18 @@ def test_a_model_that_reads_nothing_is_refused(make_store, tmp_path):
         export(personal, tmp_path / "model", personal.personalize(mine))
 
 
+def test_a_model_that_calls_back_into_python_is_refused(make_store, tmp_path):
+    def predict(params, batch, rng):
+        bias = batch["bias"]
+        twice = jax.pure_callback(lambda x: 2 * x, jax.ShapeDtypeStruct(bias.shape, bias.dtype), bias)
+        return twice * params["user"].sum()
+
+    personal, _ = own(make_store, {"user": local()}, scoring(predict))
+    for rows in (None, 4):
+        with pytest.raises(UserError, match=r"JAX cannot export what this model predicts \(.*mend the model"):
+            export(personal, tmp_path / "model", {"user": np.zeros(3, np.float32)}, rows=rows)
+
+
 # Files
 
 
@@ -359,8 +371,7 @@ def test_a_run_that_does_not_say_its_types_is_refused(copied, tmp_path):
 
 
 def test_onnx_without_its_package_says_what_to_install(tiny_run, exported, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "jax2onnx", None)
+    monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(UserError, match=r"pip install 'partwise\[onnx\]'"):
         export(tiny_run, tmp_path / "new", exported[1], formats=["stablehlo", "onnx"])
     assert not (tmp_path / "new").exists()
-    shutil.rmtree(exported[0])

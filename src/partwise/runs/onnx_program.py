@@ -43,7 +43,7 @@ def to_onnx(program: Program, rows: int | None = None) -> Staged:
             data = _converted(converter, program, each)
             return Staged(data, each, _checked(program, data, each))
         except Exception as error:  # the converter raises whatever goes wrong in it
-            problems.append(str(error).splitlines()[0] if str(error) else repr(error))
+            problems.append((str(error) or repr(error)).splitlines()[0])
     raise UserError(
         f"jax2onnx cannot convert this model ({problems[-1]}): leave onnx out of --format; the StableHLO of the "
         f"model is not affected"

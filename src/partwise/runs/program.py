@@ -129,9 +129,17 @@ def any_rows() -> Any:
 
 def _staged(program: Program, rows: Any, platforms: tuple[str, ...]) -> stages.Exported:
     params = {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in program.params.items()}
-    return stages.export(jax.jit(program.predict), platforms=platforms)(
-        params, batch_shapes(program.columns, rows)
-    )
+    stage = stages.export(jax.jit(program.predict), platforms=platforms)
+    try:
+        return stage(params, batch_shapes(program.columns, rows))
+    except UserError:
+        raise
+    except Exception as error:  # of a model that needs a number of rows, or calls Python
+        reason = (str(error) or repr(error)).splitlines()[0]
+        raise UserError(
+            f"JAX cannot export what this model predicts ({reason}): mend the model's predict, or use the model "
+            f"with `partwise predict`"
+        ) from error
 
 
 def to_stablehlo(program: Program, rows: int | None = None) -> Staged:
@@ -145,7 +153,7 @@ def to_stablehlo(program: Program, rows: int | None = None) -> Staged:
     with _without_places():
         try:
             staged = _staged(program, rows or any_rows(), PLATFORMS)
-        except Exception:  # whatever a model does with a symbol that must be a number
+        except UserError:
             if rows:
                 raise
             fixed = FIXED_ROWS
