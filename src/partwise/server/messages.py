@@ -71,7 +71,7 @@ def read_invitation(data: bytes) -> Invitation:
     """The inverse of `write_invitation`."""
     _, header = _read("invitation", data, {})
     known = _said(header, {"client": "", "seed": 0, "round": 0})
-    return Invitation(_about(header), **known)
+    return Invitation(about_of(header), **known)
 
 
 def send(
@@ -86,9 +86,7 @@ def send(
     arrays = {}
     for path, leaf in params.items():
         if path in partition.of("keyed"):
-            role = partition.roles[path]
-            parts = role.psi.encode(take_keys(leaf, keys[role.space]))
-            arrays |= {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
+            arrays |= encode_rows(partition, path, leaf, keys[partition.roles[path].space])
         else:
             arrays[path] = np.asarray(leaf)
     belongs = belongs or About(model=partition.digest)
@@ -100,15 +98,14 @@ def key_data(rng: Any) -> np.ndarray:
     return rng if isinstance(rng, np.ndarray) else np.asarray(jax.random.key_data(rng))
 
 
-def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray]) -> Slices:
-    """Read what `send` wrote for these keys. The slices are decoded by their psi."""
-    expected = slices_shapes(partition, {space: len(each) for space, each in keys.items()})
-    arrays, header = _read("slices", data, expected)
-    belongs = _about(header)
-    if belongs.model != partition.digest:
-        raise UserError(
-            "the message is of another model: its leaves or their roles differ from this client's"
-        )
+def encode_rows(partition: Partition, path: str, leaf: Any, keys: np.ndarray) -> dict[str, np.ndarray]:
+    """The rows of these keys as they are sent: the parts that the leaf's psi makes of them, by name."""
+    parts = partition.roles[path].psi.encode(take_keys(leaf, keys))
+    return {f"{path}:{name}": np.asarray(part) for name, part in parts.items()}
+
+
+def decode_rows(partition: Partition, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The server's leaves from the arrays that were sent. The inverse of `encode_rows`."""
     params = {}
     for path in partition.server_paths:
         mark, role = f"{path}:", partition.roles.get(path)
@@ -117,7 +114,43 @@ def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray
             continue
         parts = {name.removeprefix(mark): a for name, a in arrays.items() if name.startswith(mark)}
         params[path] = np.asarray(role.psi.decode(parts, partition.server_shapes[path].dtype))
-    return Slices(belongs, params, np.asarray(header["rng"], np.uint32))
+    return params
+
+
+def read_slices(partition: Partition, data: bytes, keys: Mapping[str, np.ndarray]) -> Slices:
+    """Read what `send` wrote for these keys. The slices are decoded by their psi."""
+    sent = read_encoded(partition, data, {space: len(each) for space, each in keys.items()})
+    return sent._replace(params=decode_rows(partition, sent.params))
+
+
+def read_encoded(partition: Partition, data: bytes, num_keys: Mapping[str, int]) -> Slices:
+    """Read what `send` wrote for this many keys. The arrays are as they were sent."""
+    arrays, header = _read("slices", data, slices_shapes(partition, num_keys))
+    return read_slices_header(partition, header)._replace(params=arrays)
+
+
+def read_slices_header(partition: Partition, header: Mapping[str, Any]) -> Slices:
+    """What the header of a `slices` message says. There are no arrays in the result yet."""
+    _check_kind("slices", header)
+    belongs = about_of(header)
+    check_model_digest(partition, belongs)
+    return Slices(belongs, {}, read_rng(header))
+
+
+def check_model_digest(partition: Partition, belongs: About) -> None:
+    """Raise `UserError` if what was sent is of another model."""
+    if belongs.model != partition.digest:
+        raise UserError(
+            "the message is of another model: its leaves or their roles differ from this client's"
+        )
+
+
+def read_rng(header: Mapping[str, Any]) -> np.ndarray:
+    """The key data of the round's randomness, as a header says it."""
+    found = header.get("rng")
+    if not isinstance(found, list) or not all(type(each) is int and 0 <= each < 1 << 32 for each in found):
+        raise UserError(f"a message must say its rng as numbers of 32 bits, not {found!r}")
+    return np.array(found, np.uint32)
 
 
 def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -125,13 +158,18 @@ def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str
     shapes = {}
     for path, leaf in partition.server_shapes.items():
         if path in partition.of("keyed"):
-            role = partition.roles[path]
-            rows = jax.ShapeDtypeStruct((num_keys[role.space], *leaf.shape[1:]), leaf.dtype)
-            parts = {"rows": rows} if role.psi.name == "take" else jax.eval_shape(role.psi.encode, rows)
-            shapes |= {f"{path}:{name}": part for name, part in parts.items()}
+            shapes |= rows_shapes(partition, path, num_keys[partition.roles[path].space])
         else:
             shapes[path] = leaf
     return shapes
+
+
+def rows_shapes(partition: Partition, path: str, count: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The names, shapes and types of what `encode_rows` makes of this many rows."""
+    leaf, psi = partition.server_shapes[path], partition.roles[path].psi
+    rows = jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype)
+    parts = {"rows": rows} if psi.name == "take" else jax.eval_shape(psi.encode, rows)
+    return {f"{path}:{name}": part for name, part in parts.items()}
 
 
 def write_metrics(belongs: About, sums: Mapping[str, Sums]) -> bytes:
@@ -155,7 +193,7 @@ def read_metrics(data: bytes) -> dict[str, Sums]:
 
 def about(data: bytes) -> About:
     """Read from the header alone what a message belongs to."""
-    return _about(header_of(data, LARGEST_HEADER))
+    return about_of(header_of(data, LARGEST_HEADER))
 
 
 def write_message(kind: str, belongs: About, arrays: Mapping[str, Any], more: Mapping[str, Any]) -> bytes:
@@ -176,15 +214,19 @@ def _read(kind: str, data: bytes, shapes: Shapes) -> tuple[dict[str, np.ndarray]
 def open_message(kind: str, data: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and header of a message, which must be of this kind. Its size must have been checked before."""
     header = header_of(data, LARGEST_HEADER)
+    _check_kind(kind, header)
+    return from_bytes(data)[0], header
+
+
+def _check_kind(kind: str, header: Mapping[str, Any]) -> None:
     if header.get("format") != FORMAT or header.get("kind") != kind:
         raise UserError(
             f"this message must be '{kind}' in format {FORMAT}, and it is '{header.get('kind')}' in format "
             f"{header.get('format')}"
         )
-    return from_bytes(data)[0], header
 
 
-def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) -> None:
+def check_arrays(kind: str, arrays: Mapping[str, Any], shapes: Shapes) -> None:
     """Raise `UserError` unless the arrays of a message have exactly these names, shapes and types."""
     for name in (*arrays, *shapes):
         if name not in arrays or name not in shapes:
@@ -198,7 +240,7 @@ def check_arrays(kind: str, arrays: Mapping[str, np.ndarray], shapes: Shapes) ->
             )
 
 
-def _about(header: Mapping[str, Any]) -> About:
+def about_of(header: Mapping[str, Any]) -> About:
     """What the message belongs to, from its header."""
     return About(**_said(header, About()._asdict()))
 
