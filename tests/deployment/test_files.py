@@ -141,7 +141,7 @@ def test_files_in_a_bucket_may_be_kept_for_ever(s3):
     name = open_place(url).put(b"abc", "json")
     system, prefix = fs.FileSystem.from_uri(url)
     with system.open_input_stream(f"{prefix}/{name}") as file:
-        assert b"immutable" in file.metadata()[b"Cache-Control"]
+        assert b"immutable" in file.metadata()["Cache-Control"]
 
 
 def test_a_folder_needs_no_file_systems_of_pyarrow():

@@ -173,7 +173,7 @@ class Reader:
         arrays = {name: np.empty(shape.shape, shape.dtype) for name, shape in shapes.items()}
         by_page = np.argsort(at // paged.page_rows, kind="stable")
         numbers, begins = np.unique(at[by_page] // paged.page_rows, return_index=True)
-        for page, own in zip(numbers.tolist(), np.split(by_page, begins[1:]), strict=True):
+        for page, own in zip(numbers.tolist(), np.split(by_page, begins)[1:], strict=True):
             found = _arrays(pages[page], self._shapes(space, paged.rows_of(page)))
             inside = at[own] - page * paged.page_rows
             for name, array in arrays.items():

@@ -42,7 +42,7 @@ def _largest(rows: Any) -> Any:
 
 
 def _to_int8(rows: Any) -> dict[str, Any]:
-    scale = _largest(rows) / 127
+    scale = _largest(rows) * (1 / 127)  # not "/ 127": XLA divides one row and many rows in different ways
     whole = jnp.round(rows / jnp.where(scale > 0, scale, 1))
     return {"int8": whole.astype(jnp.int8), "scale": scale.astype(jnp.float32)}
 
