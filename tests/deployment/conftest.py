@@ -108,6 +108,11 @@ def free_port() -> int:
 
 
 @pytest.fixture
+def unused_port() -> int:
+    return free_port()
+
+
+@pytest.fixture
 def nginx(tmp_path_factory):
     """A function that serves a folder by an nginx of its own and returns its URL. Requests are logged in
     FOLDER.log. `more` are lines for its server, `port` is where it listens."""

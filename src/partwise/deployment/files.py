@@ -25,7 +25,7 @@ from partwise.types import UserError
 DIGITS = 32  # hexadecimal digits of SHA-256 in a name
 NAME = re.compile(rf"[0-9a-f]{{{DIGITS}}}\.(safetensors|json|index)")
 BATCH = 1024  # files that are written together
-WORKERS = 16  # requests to a bucket at a time
+WORKERS = 16  # requests to a bucket, or files on their way to the disk, at a time
 LISTED = 32  # for more files than this, the bucket's names are listed, and not asked for one by one
 HEADERS = {"Content-Type": "application/octet-stream", "Cache-Control": "public, max-age=31536000, immutable"}
 REMEDIES = {  # words of an error -> what to do
@@ -137,14 +137,16 @@ class FolderPlace:
             return False
 
     def _write(self, files: dict[str, bytes]) -> None:
-        """All beside their names first, then to the disk, then renamed: one wait for the disk serves many."""
+        """All beside their names first, then to the disk, many at a time (the disk does them together), then
+        renamed."""
         writer = f"{os.getpid()}.{threading.get_ident()}"
         beside = {name: self.folder / f".{name}.{writer}.tmp" for name in files}
         try:
             for name, data in files.items():
                 beside[name].write_bytes(data)
+            with ThreadPoolExecutor(WORKERS) as workers:
+                list(workers.map(_to_disk, beside.values()))
             for name in files:
-                _to_disk(beside[name])
                 os.replace(beside[name], self.folder / name)
             _to_disk(self.folder)
         finally:

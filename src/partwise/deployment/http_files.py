@@ -200,7 +200,7 @@ class HttpFiles:
 def _body(answer: urllib3.BaseHTTPResponse, bound: int, until: float) -> bytes:
     """The body, or its first `bound` bytes and one more. A server that sends too slowly is given up."""
     parts, size = [], 0
-    while size <= bound and (part := answer.read1(bound + 1 - size)):
+    while size <= bound and answer.length_remaining != 0 and (part := answer.read1(bound + 1 - size)):
         parts.append(part)
         size += len(part)
         if time.monotonic() > until:
