@@ -59,7 +59,7 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """Where the arrays of `to_bytes` are."""
 
     first: int  # the number of bytes before the arrays
@@ -88,12 +88,12 @@ def _unpack(data: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise UserError(f"these {data.size} bytes are no arrays written by partwise: {error}") from None
 
 
-def layout(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> Layout:
+def layout(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> ArrayLayout:
     """Where the arrays are in `size` bytes that begin with these, which must include the header. The header must
     not be longer than `longest` bytes."""
     try:
         first = 8 + _header_length(begin[:8], size, longest)
-        return Layout(first, *_read_places(begin[8:first], size - first))
+        return ArrayLayout(first, *_read_places(begin[8:first], size - first))
     except FAULTS as error:
         raise UserError(f"these {size} bytes are no arrays written by partwise: {error}") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from partwise.deployment.certificates import make_certificates
 from partwise.deployment.files import name_of, open_place
 from partwise.deployment.http_files import GoneError, HttpFiles
 from partwise.deployment.http_link import UnreachableError
@@ -225,3 +226,15 @@ def test_a_piece_that_is_short_or_long(crooked):
     assert len(asked) == 2
     with pytest.raises(UserError, match="may have 10 at most"):
         crooked(ok(DATA, said, status=206))[0].get_ranges(NAME, [Piece(10, 20)])
+
+
+def test_over_tls(folder, nginx, unused_port, tmp_path):
+    made = make_certificates(tmp_path)
+    tls = (
+        f"listen 127.0.0.1:{unused_port} ssl; ssl_certificate {made.server}; ssl_certificate_key {made.key};"
+    )
+    nginx(folder, tls)
+    url = f"https://127.0.0.1:{unused_port}"
+    assert HttpFiles(url, authority=made.authority).get_many({NAME: 5000}) == {NAME: DATA}
+    with pytest.raises(UnreachableError, match="CERTIFICATE_VERIFY_FAILED"):
+        HttpFiles(url, patience=0.1).get_many({NAME: 5000})

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from partwise.checkpoint import Layout, from_bytes, layout
+from partwise.checkpoint import ArrayLayout, from_bytes, layout
 from partwise.deployment.file_cache import FileCache
 from partwise.deployment.manifest import (
     BLOCK_PAGES,
@@ -219,7 +219,7 @@ def _arrays(data: bytes, shapes: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 @lru_cache(maxsize=64)
-def _layout(begin: bytes, size: int) -> Layout:
+def _layout(begin: bytes, size: int) -> ArrayLayout:
     return layout(begin, size, LARGEST_HEADER)
 
 

@@ -37,7 +37,7 @@ ORDER = "order"  # the name of the array in an order's file
 ARRAYS = "safetensors"  # the suffix of files of arrays
 
 
-class Order(NamedTuple):
+class KeyOrder(NamedTuple):
     """The keys of a space in the order of its pages, and how many of them are in a page."""
 
     keys: np.ndarray  # int32, every key once, hottest first
@@ -45,7 +45,7 @@ class Order(NamedTuple):
     file: str  # the name of the file with the keys
 
 
-class Version(NamedTuple):
+class PagedVersion(NamedTuple):
     """A version of the model that was written as pages."""
 
     name: str  # of its manifest
@@ -61,7 +61,7 @@ def write_whole(
     return place.put(send(partition, params, keys, rng, belongs._replace(task="")), ARRAYS)
 
 
-def write_order(place: FilePlace, keys: np.ndarray, page_rows: int) -> Order:
+def write_order(place: FilePlace, keys: np.ndarray, page_rows: int) -> KeyOrder:
     """Write the order of a space's keys, once for a run. It must stay the same, or all pages change.
 
     Args:
@@ -75,7 +75,7 @@ def write_order(place: FilePlace, keys: np.ndarray, page_rows: int) -> Order:
     if not 1 <= page_rows <= max(len(keys), 1):
         raise UserError(f"a page has 1 to {len(keys):,} rows, not {page_rows}")
     keys = keys.astype(np.int32)
-    return Order(keys, page_rows, place.put(to_bytes({ORDER: keys}), ARRAYS))
+    return KeyOrder(keys, page_rows, place.put(to_bytes({ORDER: keys}), ARRAYS))
 
 
 def write_pages(
@@ -84,10 +84,10 @@ def write_pages(
     params: Mapping[str, Any],
     rng: jax.Array,
     belongs: About,
-    orders: Mapping[str, Order],
-    previous: Version | None = None,
+    orders: Mapping[str, KeyOrder],
+    previous: PagedVersion | None = None,
     changed: Mapping[str, np.ndarray] | None = None,
-) -> Version:
+) -> PagedVersion:
     """Write a version as pages. The manifest is written last, so whoever has it finds all files.
 
     Args:
@@ -124,20 +124,20 @@ def write_pages(
     }
     seed = np.asarray(jax.random.key_data(rng))
     manifest = Manifest(belongs._replace(task=""), seed, place.put(to_bytes(shared), ARRAYS), spaces)
-    return Version(place.put(write_manifest(manifest), "json"), manifest, digests)
+    return PagedVersion(place.put(write_manifest(manifest), "json"), manifest, digests)
 
 
-def read_version(place: FilePlace, partition: Partition, name: str) -> Version:
+def read_version(place: FilePlace, partition: Partition, name: str) -> PagedVersion:
     """What `write_pages` returned for the version with this manifest, for a server that was started again."""
     manifest = read_manifest(partition, place.read(name))
     digests = {
         space: np.frombuffer(b"".join(map(place.read, paged.index)), np.uint8).reshape(-1, RAW)
         for space, paged in manifest.spaces.items()
     }
-    return Version(name, manifest, digests)
+    return PagedVersion(name, manifest, digests)
 
 
-def _digests_before(previous: Version | None, space: str, order: Order) -> np.ndarray | None:
+def _digests_before(previous: PagedVersion | None, space: str, order: KeyOrder) -> np.ndarray | None:
     """The pages of the version before, if they were cut in the same way."""
     paged = previous.manifest.spaces.get(space) if previous else None
     same = paged is not None and (paged.order, paged.page_rows) == (order.file, order.page_rows)
@@ -149,7 +149,7 @@ def _put_pages(
     partition: Partition,
     params: Mapping[str, Any],
     space: str,
-    order: Order,
+    order: KeyOrder,
     before: np.ndarray | None,
     changed: np.ndarray | None,
 ) -> np.ndarray:
@@ -166,7 +166,7 @@ def _put_pages(
 
 
 def _pages(
-    partition: Partition, params: Mapping[str, Any], space: str, order: Order, pages: np.ndarray
+    partition: Partition, params: Mapping[str, Any], space: str, order: KeyOrder, pages: np.ndarray
 ) -> Iterator[bytes]:
     """The bytes of these pages, in order. A block of pages is encoded at a time."""
     rest = len(order.keys) % order.page_rows

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partwise.checkpoint import Layout, layout
+from partwise.checkpoint import ArrayLayout, layout
 from partwise.types import UserError
 
 FIRST = 4096  # bytes that are asked for first: most headers are shorter
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 Ask = Callable[[Iterable[Piece]], tuple[list[bytes], int]]  # pieces -> their bytes, and the size of the file
 
 
-def read_layout(ask: Ask, longest: int) -> Layout:
+def read_layout(ask: Ask, longest: int) -> ArrayLayout:
     """Where the arrays of a file are, from its first bytes."""
     (begin,), size = ask([Piece(0, FIRST)])
     header = 8 + int.from_bytes(begin[:8], "little")
@@ -36,7 +36,7 @@ def read_layout(ask: Ask, longest: int) -> Layout:
     return layout(begin, size, longest)
 
 
-def row_pieces(where: Layout, name: str, rows: np.ndarray | None) -> list[Piece]:
+def row_pieces(where: ArrayLayout, name: str, rows: np.ndarray | None) -> list[Piece]:
     """Where these rows of an array are; None: all of it, in one piece."""
     place = where.places[name]
     begin, end = where.first + place.begin, where.first + place.end
