@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 from partwise.deployment.file_cache import FileCache
-from partwise.deployment.files import name_of
+from partwise.deployment.files import FolderPlace, name_of
 
 FILES = {name_of(b"%d" % number * 100, "index"): b"%d" % number * 100 for number in range(10)}
 NAMES = list(FILES)
@@ -91,13 +91,13 @@ def test_a_folder_that_cannot_be(tmp_path, caplog):
 
 
 def test_what_a_killed_process_left_behind(tmp_path):
-    cache = FileCache(tmp_path)
     old, young, other = (tmp_path / name for name in (".a.1.2.tmp", ".b.1.2.tmp", "mine.txt"))
     for path in (old, young, other):
         path.write_text("x")
         os.utime(path, (1, 1))
     os.utime(young)
-    cache.put_many(FILES)
+    FileCache(tmp_path).put_many(FILES)
+    FolderPlace(tmp_path)
     assert not old.exists()
     assert young.exists()
     assert other.exists()
@@ -106,7 +106,7 @@ def test_what_a_killed_process_left_behind(tmp_path):
 WORK = """
 import sys
 from partwise.deployment.file_cache import FileCache
-from partwise.deployment.files import name_of
+from partwise.deployment.files import FolderPlace, name_of
 cache = FileCache(sys.argv[1], most=2_000)
 for turn in range(150):
     files = {name_of(data, "index"): data for data in (b"%d" % (turn * 7 % 50 + i) * 100 for i in range(4))}

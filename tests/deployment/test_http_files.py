@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
+import socket
 import threading
 import time
 from pathlib import Path
@@ -185,6 +187,30 @@ def test_a_server_that_stays_away(unused_port, crooked):
         HttpFiles(f"http://127.0.0.1:{unused_port}", patience=0.3).get_many({NAME: 5000})
     with pytest.raises(UnreachableError, match=r"could not be had: status 503"):
         crooked(ok(b"", status=503), patience=0.3)[0].get_many({NAME: 10, name_of(b"", "json"): 10})
+
+
+@pytest.mark.parametrize("pause", [0.02, 30.0])
+def test_a_server_that_drips(pause):
+    """A byte now and then, or none: the caller's patience ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ended = threading.Event()
+
+        def drip():
+            connection, _ = listener.accept()
+            answer = ok(DATA)
+            for place in range(60, len(answer)):
+                with contextlib.suppress(OSError):
+                    connection.sendall(answer[:60] if place == 60 else answer[place : place + 1])
+                if ended.wait(pause):
+                    return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        files = HttpFiles(f"http://127.0.0.1:{listener.getsockname()[1]}", patience=0.5)
+        with pytest.raises(UnreachableError, match="could not be had"):
+            files.get_many({NAME: 5000})
+        ended.set()
+        thread.join()
 
 
 # Ranges

@@ -66,6 +66,23 @@ def test_slices_come_back_as_psi_decodes_them(psi, where):
     assert found.about.model == parts.digest
 
 
+@pytest.mark.parametrize("psi", ["take", "float16", "int8"])
+def test_a_row_is_sent_alone_as_among_others(psi):
+    parts = parts_with(psi)
+    rows = np.random.default_rng(0).standard_normal((64, 96)).astype(np.float32)
+    together = messages.encode_rows(parts, "table", rows, np.arange(64))
+    for key in range(64):
+        for name, part in messages.encode_rows(parts, "table", rows, np.array([key])).items():
+            assert part.tobytes() == together[name][key : key + 1].tobytes()
+
+
+def test_a_header_must_say_its_rng():
+    arrays, header = from_bytes(messages.send(PARTS, LEAVES, KEYS, jax.random.key(3), ABOUT))
+    for wrong in (None, 3, [0, -1], [0, 1 << 32], [0.5, 1], ["0", "3"]):
+        with pytest.raises(UserError, match="must say its rng"):
+            messages.read_slices(PARTS, to_bytes(arrays, header | {"rng": wrong}), KEYS)
+
+
 def test_what_is_asked_for_must_be_what_came():
     data = messages.send(PARTS, LEAVES, KEYS, jax.random.key(3))
     with pytest.raises(UserError, match=r"'table:rows' in the slices is float32 \[2, 2\], and must be"):

@@ -10,15 +10,12 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from partwise.deployment.files import NAME, fits
+from partwise.deployment.files import NAME, fits, remove_abandoned
 
 logger = logging.getLogger("partwise")
-
-OLD = 3600  # seconds after which a file that nobody completed is one that nobody will
 
 
 class FileCache:
@@ -33,6 +30,7 @@ class FileCache:
 
     def __init__(self, folder: str | Path, most: int = 256 << 20):
         self.folder, self.most = Path(folder), most
+        remove_abandoned(self.folder)
         self._works = True
 
     def get_many(self, names: Iterable[str]) -> dict[str, bytes]:
@@ -84,15 +82,13 @@ class FileCache:
 
     def _trim(self) -> None:
         """Remove the files that were not used for longest, until the others fit."""
-        kept, now = [], time.time()
+        kept = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):
-                    about = entry.stat()
                     if NAME.fullmatch(entry.name):
+                        about = entry.stat()
                         kept.append((about.st_mtime_ns, about.st_size, entry.path))
-                    elif entry.name.endswith(".tmp") and now - about.st_mtime > OLD:
-                        os.unlink(entry.path)
         total = sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
             if total <= self.most:

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,7 @@ NAME = re.compile(rf"[0-9a-f]{{{DIGITS}}}\.(safetensors|json|index)")
 BATCH = 1024  # files that are written together
 WORKERS = 16  # requests to a bucket, or files on their way to the disk, at a time
 LISTED = 32  # for more files than this, the bucket's names are listed, and not asked for one by one
+ABANDONED = 3600  # seconds after which a file that nobody completed is one that nobody will
 HEADERS = {"Content-Type": "application/octet-stream", "Cache-Control": "public, max-age=31536000, immutable"}
 REMEDIES = {  # words of an error -> what to do
     "NO_SUCH_BUCKET": "Make the bucket first, or name another one",
@@ -92,6 +94,14 @@ def open_place(where: str | Path) -> FilePlace:
     return FolderPlace(Path(where))
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes did not complete. Others may be writing in the folder."""
+    for path in folder.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
+
+
 class FolderPlace:
     """Files in a folder. They get their names only when they are complete and on the disk."""
 
@@ -99,6 +109,7 @@ class FolderPlace:
         self.folder = Path(folder)
         with _said(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.folder)
 
     def put(self, data: bytes, suffix: str) -> str:
         """As `FilePlace.put`."""
