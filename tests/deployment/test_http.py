@@ -14,7 +14,7 @@ from partwise.algorithms.registry import prepare
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey
 from partwise.deployment.certificates import make_certificates
-from partwise.deployment.federation import algorithm_of, found_run, open_hub
+from partwise.deployment.federation import algorithm_of, found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.link import UnreachableError
 from partwise.runs.resolve import resolve
@@ -62,7 +62,7 @@ def opened(setting, folder, journal=None, **rules):
     if not (folder / "config.toml").exists():
         found_run(task, config, folder)
     rules = {"fresh": 1e6, "poll": 0.02, "population": prepared.store.num_clients, **rules}
-    return open_hub(folder, journal, **rules)
+    return open_run(folder, journal, **rules)[:2]
 
 
 def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, journal, serve, enroll):

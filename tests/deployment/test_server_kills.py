@@ -18,7 +18,7 @@ import urllib3
 
 from partwise.algorithms.registry import prepare
 from partwise.deployment.agent import Agent
-from partwise.deployment.federation import found_run, open_hub
+from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
@@ -36,11 +36,11 @@ SETTINGS = {
 PROGRAM = """
 import json, sys
 import uvicorn
-from partwise.deployment.federation import open_hub
+from partwise.deployment.federation import open_run
 from partwise.deployment.http_server import application
 
 folder, port, journal, rules = json.loads(sys.argv[1])
-hub, offer = open_hub(folder, journal, **rules)
+hub, offer, _ = open_run(folder, journal, **rules)
 uvicorn.run(application(hub, offer), port=port, log_level="error")
 """
 RULES = {"poll": 0.02, "closing": 1.0, "fresh": 1e6, "population": 30}
@@ -73,7 +73,7 @@ def test_a_server_killed_twenty_times_trains_the_same_model(tmp_path, database, 
     task = task._replace(train=task.train.take(np.argsort(task.train.client_ids.astype(str))))
     prepared = prepare(task, config)
     found_run(task, config, tmp_path)
-    hub, _ = open_hub(tmp_path, journal, **RULES)
+    hub, *_ = open_run(tmp_path, journal, **RULES)
     keys = [enroll(hub) for _ in range(4)]
     port, done = free_port(), []
     process = start(tmp_path, port, journal)

@@ -25,10 +25,10 @@ def train(options: Options) -> Result:
         refuse_if_held(options.out)
     from partwise.runs.train import train as train_task
 
-    task, recorded, changes = _asked(options)
-    options.folder = (
-        _free_folder(options, task, {**recorded, **changes}) if options.out is None else Path(options.out)
-    )
+    task, recorded, changes = asked(options)
+    if options.resume and options.out is None:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    options.folder = free_folder(task, {**recorded, **changes}) if options.out is None else Path(options.out)
     begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
         run = train_task(
@@ -48,7 +48,7 @@ def train(options: Options) -> Result:
     return {**run.summary, "folder": str(options.folder)}
 
 
-def _asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
+def asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]:
     """The task; the settings of a recorded run, if the TOML file is one; and the settings that the user
     wrote: another TOML file, then the named options, then --set."""
     from partwise.config.settings import is_record, parse_assignments, read_toml
@@ -66,9 +66,8 @@ def _asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]
     return options.task or changes.pop("task", written), recorded, changes
 
 
-def _free_folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:
-    if options.resume:
-        raise UserError("--resume needs the folder of the run: --out DIR")
+def free_folder(task: str | None, changes: Mapping[str, Any]) -> Path:
+    """A folder under runs/ that is not there yet, named after a task and its settings."""
     from partwise.tasks import algorithm_of, find_task
 
     task = task or "planted"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from partwise import __version__
 from partwise.cli import commands
+from partwise.cli.network_parser import add_network
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,6 +38,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_personalize(command)
     _add_predict(command)
     _add_export(command)
+    add_network(command, _add_task)
     _add_rest(command)
     return parser
 
@@ -67,6 +69,14 @@ def _add_quiet(sub: argparse.ArgumentParser) -> None:
 def _add_train(command: Command) -> None:
     more = ". All settings, their defaults and meaning: `partwise settings [TASK]`."
     sub = command("train", commands.train, "train a task (default: planted, which needs no data)", more)
+    _add_task(sub)
+    sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
+    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    _add_quiet(sub)
+
+
+def _add_task(sub: argparse.ArgumentParser) -> None:
+    """What is trained."""
     sub.add_argument("task", nargs="?", help="a name from `partwise tasks`")
     sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: the task's own)")
     _add_preset(sub)
@@ -76,9 +86,6 @@ def _add_train(command: Command) -> None:
     sub.add_argument("--seed", metavar="S")
     sub.add_argument("--config", help="a TOML file, such as the config.toml of another run")
     _add_set(sub)
-    sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
-    sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    _add_quiet(sub)
 
 
 def _add_settings(command: Command) -> None:

@@ -61,7 +61,7 @@ class TaskRow(NamedTuple):
     counted: int | None = None  # the version that it helped to make
 
 
-class Tally(NamedTuple):
+class TaskCounts(NamedTuple):
     """How many tasks of a round there are, have reported, and are lost."""
 
     tasks: int
@@ -110,7 +110,7 @@ class Book(Protocol):
         """The tasks of a round, by place, with all their bytes."""
         ...
 
-    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
         """How many of these tasks there are, have reported, and are lost."""
         ...
 

@@ -7,10 +7,9 @@ run is founded.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,13 +17,16 @@ import numpy as np
 from partwise.algorithm import Algorithm, init_server
 from partwise.algorithms.registry import find_algorithm, prepare, recorded
 from partwise.checkpoint import load_tree, save_tree
-from partwise.config.parts import HEATS
+from partwise.config.parts import HEATS, one_of
 from partwise.config.settings import Config, parse_toml
+from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Coordinator
-from partwise.deployment.hub import Hub
+from partwise.deployment.files import open_place
+from partwise.deployment.hub import Hub, Publisher
 from partwise.deployment.journal import Journal
 from partwise.deployment.link import Offer
+from partwise.deployment.publisher import PagePublisher, WholePublisher
 from partwise.deployment.rules import make_rules
 from partwise.model.partition import Partition
 from partwise.randomness import INIT_ROUND, round_rng
@@ -36,12 +38,8 @@ from partwise.server.round import Server
 from partwise.tasks import Task
 from partwise.types import UserError
 
-HEAT_FILE, START_FILE, JOURNAL_FILE, VERSIONS = (
-    "heat.safetensors",
-    "first.safetensors",
-    "journal.db",
-    "versions",
-)
+HEAT_FILE, START_FILE, JOURNAL_FILE = "heat.safetensors", "first.safetensors", "journal.db"
+VERSIONS, FILES = "versions", "files"  # folders: the server's states, and what devices may read
 
 
 def found_run(task: Task, config: Config, out: str | Path) -> Folder:
@@ -79,41 +77,92 @@ def _check_deployable(task: Task, config: Config) -> None:
         )
 
 
-def open_hub(
-    path: str | Path, journal: str | None = None, files: str = "", **rules: Any
-) -> tuple[Hub, Offer]:
+class Opened(NamedTuple):
+    """The server's side of a run, what devices are told of it, and the folder of files that the server hands
+    out."""
+
+    hub: Hub
+    offer: Offer
+    files: Path | None
+
+
+def open_run(
+    path: str | Path, journal: str | None = None, files: str = "", place: str = "", **rules: Any
+) -> Opened:
     """The server's side of a run, from its folder.
 
     Args:
         path: The folder, which `found_run` made.
         journal: The URL of the journal's database (default: SQLite in the folder).
-        files: The URL at which devices find the files of slices, if not at the server itself.
+        files: The URL at which devices find the files of slices (default: the server itself).
+        place: Where files of slices are written, a folder or an s3:// URL (default: in the folder).
         **rules: Other values of `deployment.rules.Rules` than the configuration says.
     """
     folder = Folder(path)
     config, source, options = folder.config(), folder.source(), folder.model_options()
-    store = _only_known(source)
-    if (folder.path / HEAT_FILE).exists():
-        store = dataclasses.replace(store, info={**store.info, HEATS: load_heats(folder.path / HEAT_FILE)})
-    algorithm = algorithm_with(config, options, store)
-    offer = Offer(
-        run=folder.run,
+    heats = load_heats(folder.path / HEAT_FILE)
+    algorithm = algorithm_with(config, options, only_known(source, {HEATS: heats}))
+    server = Server(algorithm, folder.run, config.deploy.precision)
+    rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
+    like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
+    start = load_tree(folder.path / START_FILE, like)[0]
+    publisher, own = _publisher(folder, config, algorithm.partition, heats, place)
+    if place and not files:
+        raise UserError(f"devices must be told where to find what is written to '{place}': give --files URL")
+    hub = Hub(
+        Coordinator(server, make_rules(config, **rules)),
+        rows,
+        folder.path / VERSIONS,
+        start,
+        publisher=publisher,
+        at_end=lambda hub: _finish(folder, hub),
+    )
+    return Opened(hub, _offer(folder.run, config, algorithm, source, options, files), own)
+
+
+def _publisher(
+    folder: Folder, config: Config, partition: Partition, heats: Mapping[str, Heat], place: str
+) -> tuple[Publisher | None, Path | None]:
+    """What writes slices as files, if `serving.way` says so, and the folder that the server hands out itself."""
+    way, own = config.serving.way, folder.path / FILES
+    one_of("serving.way", way, ("broadcast", "on_demand", "pregenerated"))
+    if way == "on_demand":
+        return None, None
+    where = open_place(place or own)
+    served = None if place else own
+    if way == "broadcast":
+        return WholePublisher(where, partition, folder.run), served
+    return PagePublisher(where, partition, folder.run, config.deploy.page_rows, heats), served
+
+
+def _offer(
+    run: str,
+    config: Config,
+    algorithm: Algorithm,
+    source: Source,
+    options: Mapping[str, Any],
+    files: str,
+) -> Offer:
+    return Offer(
+        run=run,
         model=algorithm.partition.digest,
         config=config.to_toml(),
         settings=config.flat(),
         leaves=describe_leaves(algorithm.partition),
         options=options,
         shapes={name: list(shape) for name, shape in source.shapes.items()},
+        types=source.types,
         vocabularies={name: values.tolist() for name, values in source.vocabularies.items()},
         client=source.client,
         files=files,
     )
-    server = Server(algorithm, folder.run, config.deploy.precision)
-    rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
-    like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
-    start = load_tree(folder.path / START_FILE, like)[0]
-    hub = Hub(Coordinator(server, make_rules(config, **rules)), rows, folder.path / VERSIONS, start)
-    return hub, offer
+
+
+def _finish(folder: Folder, hub: Hub) -> None:
+    """Write what all rounds were like, and the model, as in the folder of any run."""
+    folder.replace_records(hub.records())
+    number = hub.round().number
+    folder.save_model(hub.state(number).params, {"round": number})
 
 
 def algorithm_of(offer: Offer, store: ClientStore) -> Algorithm:
@@ -150,8 +199,8 @@ def describe_leaves(partition: Partition) -> dict[str, Any]:
     return told
 
 
-def _only_known(source: Source) -> ClientStore:
+def only_known(source: Source, info: Mapping[str, Any] | None = None) -> ClientStore:
     """A store without clients, of the same form."""
     columns = {name: np.zeros((0, *shape), np.int32) for name, shape in source.shapes.items()}
     none = np.zeros(0, np.int64)
-    return ClientStore(columns, none, none, none, dict(source.vocabularies), {})
+    return ClientStore(columns, none, none, none, dict(source.vocabularies), info or {})

@@ -51,10 +51,10 @@ TICK = 0.2  # seconds between looks whether a round is due, if nothing happens
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
 FILE = r"{name:str}"
 
-Work = Callable[[Signed, bytes, Request], Awaitable[Response]]
+Answer = Callable[[Signed, bytes, Request], Awaitable[Response]]
 
 
-class Limits(NamedTuple):
+class Allowed(NamedTuple):
     """What the server allows.
 
     requests: of a device in a minute
@@ -67,7 +67,9 @@ class Limits(NamedTuple):
     tls: bool = False
 
 
-def application(hub: Hub, offer: Offer, limits: Limits | None = None, files: Path | None = None) -> Starlette:
+def application(
+    hub: Hub, offer: Offer, limits: Allowed | None = None, files: Path | None = None
+) -> Starlette:
     """The application of one run.
 
     Args:
@@ -76,11 +78,11 @@ def application(hub: Hub, offer: Offer, limits: Limits | None = None, files: Pat
         limits: What is allowed.
         files: The folder of the files of slices, if this server hands them out itself.
     """
-    return _Application(hub, offer, limits or Limits(), files).starlette()
+    return _Application(hub, offer, limits or Allowed(), files).starlette()
 
 
 class _Application:
-    def __init__(self, hub: Hub, offer: Offer, limits: Limits, files: Path | None):
+    def __init__(self, hub: Hub, offer: Offer, limits: Allowed, files: Path | None):
         self.hub, self.limits, self.files = hub, limits, files
         self.offer, self.offered = offer, json.dumps(offer._asdict()).encode()
         self.waiting, self.allowance, self.meters = Waiting(), Allowance(limits.requests), Meters()
@@ -105,7 +107,7 @@ class _Application:
         ]
         return Starlette(routes=routes, lifespan=self.lifespan)
 
-    def endpoint(self, path: str, work: Work, most: int) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, path: str, work: Answer, most: int) -> Callable[[Request], Awaitable[Response]]:
         """A request of a device: its body is read up to a limit, and its device is known."""
 
         async def answer(request: Request) -> Response:
@@ -205,7 +207,7 @@ class _Application:
 
     async def health(self, request: Request) -> Response:
         try:
-            row = await asyncio.wrap_future(self.hub.desk.submit(lambda book: book.round()))
+            row = await asyncio.wrap_future(self.hub.clerk.submit(lambda book: book.round()))
         except JournalDownError as error:
             return refusal(503, "journal", str(error))
         return JSONResponse({"run": self.offer.run, "version": row.number, "phase": row.phase})
@@ -239,7 +241,7 @@ class _Application:
         """Do what is due, and wake the devices for which there is something new since `seen`."""
         while await asyncio.to_thread(self.hub.tick):
             pass
-        row, devices = await asyncio.wrap_future(self.hub.desk.submit(self.situation))
+        row, devices = await asyncio.wrap_future(self.hub.clerk.submit(self.situation))
         now = (row.number, row.attempt, row.phase)
         self.meters.round(row.number, row.phase, len(self.waiting))
         if now != seen:

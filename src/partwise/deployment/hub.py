@@ -26,8 +26,8 @@ import numpy as np
 from partwise.checkpoint import digest_of, load_tree, save_tree
 from partwise.deployment.auth import WINDOW
 from partwise.deployment.book import RoundRow, TaskRow, VersionRow
+from partwise.deployment.clerk import Answer, Clerk
 from partwise.deployment.coordinator import Coordinator, Due, Wait, Work
-from partwise.deployment.desk import Answer, Desk
 from partwise.deployment.journal import Journal, SqlBook
 from partwise.deployment.key_ring import KeyRing
 from partwise.randomness import EVALUATION_ROUND
@@ -51,7 +51,7 @@ class Publisher(Protocol):
         ...
 
 
-class Version(NamedTuple):
+class Sendable(NamedTuple):
     """A version of the model, ready to be sent."""
 
     params: Mapping[str, np.ndarray]
@@ -68,7 +68,7 @@ class Hub:
         start: The state before the first round.
         clock: Seconds since some moment, the same for all hubs of a run.
         publisher: Writes slices as files; None if devices ask for them.
-        told: Called with the record of every version that this hub publishes.
+        at_end: Called once when the run has ended, in every process. What it does must be the same each time.
     """
 
     def __init__(
@@ -79,12 +79,13 @@ class Hub:
         start: ServerState,
         clock: Callable[[], float] = time.time,
         publisher: Publisher | None = None,
-        told: Callable[[Mapping[str, Any]], None] = lambda record: None,
+        at_end: Callable[[Hub], None] = lambda hub: None,
     ):
         self.coordinator, self.journal, self.folder = coordinator, journal, Path(folder)
         self.process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.keys, self.desk = KeyRing(journal), Desk(journal.transaction)
-        self._start, self._clock, self._publisher, self._told = start, clock, publisher, told
+        self.keys, self.clerk = KeyRing(journal), Clerk(journal.transaction)
+        self._start, self._clock, self._publisher, self._at_end = start, clock, publisher, at_end
+        self._ended = False
         self._load, self._version = lru_cache(2)(self._loaded), lru_cache(4)(self._sendable)
         self._loading, self._forgot = threading.RLock(), clock()
         self._begin()
@@ -92,9 +93,9 @@ class Hub:
     def _begin(self) -> None:
         """Publish the first version, unless there is one."""
         first = VersionRow(0, "", "{}")
-        if self._publisher and self.desk.do(lambda book: book.version(0)) is None:
+        if self._publisher and self.clerk.do(lambda book: book.version(0)) is None:
             first = first._replace(slices=self._published(0, self._start))
-        self.desk.do(lambda book: book.version(0) or book.put_version(first))
+        self.clerk.do(lambda book: book.version(0) or book.put_version(first))
 
     # What devices ask. The answers come when they are on the disk.
 
@@ -151,27 +152,35 @@ class Hub:
                 return Refused("replayed", f"device {device} has made this request before")
             return decide(book)
 
-        return self.desk.submit(once)
+        return self.clerk.submit(once)
 
     # Rounds
 
     def round(self) -> RoundRow:
         """The round that is going on."""
-        return self.desk.do(lambda book: book.round())
+        return self.clerk.do(lambda book: book.round())
 
     def version(self, number: int) -> VersionRow | None:
         """What is known of a version."""
-        return self.desk.do(lambda book: book.version(number))
+        return self.clerk.do(lambda book: book.version(number))
+
+    def records(self) -> list[dict[str, Any]]:
+        """What is recorded of every round so far."""
+        rows = [self.version(number) for number in range(1, self.round().number + 1)]
+        return [json.loads(row.record) for row in rows if row is not None]
 
     def tick(self) -> bool:
         """Do what is due: close the round, end evaluations, draw clients. Returns whether there is anything new."""
         now = self._clock()
-        due = self.desk.do(lambda book: self.coordinator.due(book, self.process, now), alone=True)
+        due = self.clerk.do(lambda book: self.coordinator.due(book, self.process, now), alone=True)
         closed = due is not None and self._close(due)
-        ended = self.desk.do(lambda book: self.coordinator.evaluated(book, now), alone=True)
-        opened = self.desk.do(lambda book: self.coordinator.open(book, now), alone=True)
+        ended = self.clerk.do(lambda book: self.coordinator.evaluated(book, now), alone=True)
+        opened = self.clerk.do(lambda book: self.coordinator.open(book, now), alone=True)
         if now - self._forgot > FORGET:
             self._forget(now)
+        if not self._ended and self.round().phase == "ended":
+            self._at_end(self)
+            self._ended = True
         return closed or bool(ended) or opened
 
     def _close(self, due: Due) -> bool:
@@ -179,19 +188,18 @@ class Hub:
         closed = self.coordinator.close(self.state(number - 1), due)
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
         record = told(due, closed, self._clock())
-        done = self.desk.do(
+        done = self.clerk.do(
             lambda book: self.coordinator.commit(book, due, self._clock(), file, json.dumps(record), slices),
             alone=True,
         )
         if done:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
-            self._told(record)
         return done
 
     def _forget(self, now: float) -> None:
         """Delete numbers that were used once, and files of versions that nobody needs any more."""
         self._forgot = now
-        self.desk.do(lambda book: book.forget_nonces(now - 2 * WINDOW))
+        self.clerk.do(lambda book: book.forget_nonces(now - 2 * WINDOW))
         number, rules = self.round().number, self.coordinator.rules
         first = max(0, number - max(rules.keep, rules.stalest if rules.buffer else 0))
         kept = [self.version(each) for each in range(first, number + 1)]
@@ -215,11 +223,11 @@ class Hub:
             raise LookupError(f"version {number} was not published")
         return load_tree(self.folder / row.file, self._start)[0]
 
-    def _sendable(self, number: int) -> Version:
+    def _sendable(self, number: int) -> Sendable:
         """A version whose leaves are on the host."""
         params = {path: np.asarray(leaf) for path, leaf in self.state(number).params.items()}
         rng = self.coordinator.rng
-        return Version(params, {"train": key_data(rng(number)), "evaluate": key_data(rng(EVALUATION_ROUND))})
+        return Sendable(params, {"train": key_data(rng(number)), "evaluate": key_data(rng(EVALUATION_ROUND))})
 
     def _published(self, number: int, state: ServerState) -> str:
         if self._publisher is None:
@@ -235,7 +243,7 @@ class Hub:
 
     def close(self) -> None:
         """Stop. What was asked for is done first."""
-        self.desk.close()
+        self.clerk.close()
         self.journal.close()
 
 

@@ -1,6 +1,6 @@
 """The journal: the coordinator's rows in a SQL database, SQLite in a file or PostgreSQL by URL.
 
-Each decision of the coordinator is part of one transaction; `deployment.desk` puts several of them into one. On
+Each decision of the coordinator is part of one transaction; `deployment.clerk` puts several of them into one. On
 SQLite, a transaction has the database for itself. On PostgreSQL, several processes work at the same time.
 Transactions that accept reports lock the round's row together; one that opens or closes a round locks it alone.
 So no report is acknowledged that a closing round does not count.
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, Tally, TaskRow, VersionRow
+from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
 from partwise.deployment.tables import (
     ABOUT,
     CLIENTS,
@@ -158,10 +158,10 @@ class SqlBook:
         query = sa.select(TASKS).where(*_of_round(kind, number, attempt)).order_by(*IN_ORDER)
         return [TaskRow(*row) for row in self.connection.execute(query)]
 
-    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
         """How many of these tasks there are, have reported, and are lost."""
         given = {"kind": kind, "number": number, "attempt": attempt, "now": now}
-        return Tally(*self.connection.execute(_TALLY, given).one())
+        return TaskCounts(*self.connection.execute(_TALLY, given).one())
 
     def tasks_of(self, device: str, most: int) -> list[TaskRow]:
         """Tasks that one device has to do."""

@@ -34,6 +34,7 @@ class Offer(NamedTuple):
     leaves: Mapping[str, Any]  # path -> role, shape, dtype, space, psi
     options: Mapping[str, Any]  # what rebuilds the model without data
     shapes: Mapping[str, Any]  # of a row's value, by column
+    types: Mapping[str, str]  # of a value, by column
     vocabularies: Mapping[str, list]  # the source id of every key, by column
     client: str  # the column of clients
     files: str = ""  # URL of the folder of files, if slices are files; "": the server's own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, Tally, TaskRow, VersionRow
+from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
 
 
 class MemoryBook:
@@ -58,12 +58,12 @@ class MemoryBook:
         wanted = (kind, number, attempt)
         return [row for row in self._sorted() if (row.kind, row.number, row.attempt) == wanted]
 
-    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> Tally:
+    def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
         """How many of these tasks there are, have reported, and are lost."""
         tasks = self.tasks(kind, number, attempt)
         reported = [row.state == "reported" for row in tasks]
         lost = [row.state != "reported" and row.lease_until <= now for row in tasks]
-        return Tally(len(tasks), sum(reported), sum(lost))
+        return TaskCounts(len(tasks), sum(reported), sum(lost))
 
     def tasks_of(self, device: str, most: int) -> list[TaskRow]:
         """Tasks that one device has to do."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -67,7 +66,7 @@ def operator_routes(hub: Hub, meters: Meters, guarded: Guarded) -> list[Route]:
         given = read_json(body, {"public": "", "label": "", "days": 365.0})
         try:
             public = base64.b64decode(given["public"], validate=True)
-        except binascii.Error:
+        except ValueError:
             public = b""
         if len(public) != 32:
             raise UserError("public must be the 32 bytes of an Ed25519 public key, in base64")
@@ -81,8 +80,8 @@ def operator_routes(hub: Hub, meters: Meters, guarded: Guarded) -> list[Route]:
         return {"device": hub.keys.revoke(read_json(body, {"name": ""})["name"], who).device}
 
     def audit(who: str, body: bytes) -> Any:
-        hub.desk.do(lambda book: note(book, who, "read the audit log"))
-        return {"audit": [act._asdict() for act in hub.desk.do(acts)]}
+        hub.clerk.do(lambda book: note(book, who, "read the audit log"))
+        return {"audit": [act._asdict() for act in hub.clerk.do(acts)]}
 
     return [
         route("/metrics", lambda who, body: Response(meters.text(), media_type="text/plain; version=0.0.4")),

@@ -26,6 +26,7 @@ from partwise.checkpoint import (
     save_json,
     save_text,
     save_tree,
+    write_file,
 )
 from partwise.config.settings import Config, read_toml
 from partwise.runs import lock, records
@@ -182,6 +183,10 @@ class Folder:
     def append(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Add rounds to metrics.jsonl."""
         records.append_records(self.metrics, rounds, self.run)
+
+    def replace_records(self, rounds: Iterable[Mapping[str, Any]]) -> None:
+        """Write metrics.jsonl anew."""
+        write_file(self.metrics, b"".join(records.to_line(record, self.run) for record in rounds))
 
     def records(self) -> list[dict[str, Any]]:
         """All rounds so far. A last line that was cut short by a kill is left out."""

@@ -27,13 +27,13 @@ class _Asked(NamedTuple):
     answer: Future[Any]
 
 
-class Desk:
+class Clerk:
     """Does transactions, one after the other, in a thread of its own."""
 
     def __init__(self, transaction: Transaction):
         self._transaction = transaction
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="partwise desk", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="partwise clerk", daemon=True)
         self._thread.start()
 
     def submit(self, decide: Callable[[SqlBook], Answer], alone: bool = False) -> Future[Answer]:

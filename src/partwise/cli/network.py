@@ -1,0 +1,225 @@
+"""The commands of a federation over a network: serve, enroll, revoke, join, deploy. Each returns what --json
+prints."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from partwise.cli import show
+from partwise.cli.interrupt import begin_work
+from partwise.cli.progress import show_progress
+from partwise.types import UserError, counted
+
+Options = argparse.Namespace
+Result = Mapping[str, Any]
+DAY = 86_400
+TRIAL_ROUNDS = 20  # of `partwise deploy`, if nobody says how many
+
+
+def serve(options: Options) -> Result:
+    """`partwise serve`."""
+    from partwise.cli.commands import asked
+    from partwise.deployment.federation import found_run
+    from partwise.deployment.serve import Served, log_to_stderr, serve
+    from partwise.runs.folder import Folder
+    from partwise.runs.resolve import resolve
+
+    names = ("host", "port", "certificate", "key", "proxy", "journal", "files", "place", "until_end")
+    how = Served(**{name: getattr(options, name) for name in names}).check()
+    if not Folder(options.out).exists():
+        task, recorded, changes = asked(options)
+        if task is None:
+            raise UserError(
+                f"'{options.out}' holds no run yet: say what is to be trained, as in `partwise serve planted`"
+            )
+        found_run(*resolve(task, options.data, changes, options.preset, recorded), options.out)
+    elif options.task or options.set or options.config:
+        raise UserError(
+            f"'{options.out}' holds a run already, which keeps its settings: leave out the task and --set, or "
+            f"choose another folder with --out"
+        )
+    log_to_stderr(options.log == "json")
+    begin_work()
+    hub = serve(options.out, how, lambda url: show.say(url))
+    row = hub.round()
+    hub.close()
+    return {"folder": options.out, "version": row.number, "phase": row.phase}
+
+
+def enroll(options: Options) -> Result:
+    """`partwise enroll`."""
+    from partwise.deployment.auth import DeviceKey, KeyRow, device_of, new_token
+
+    expires = time.time() + options.days * DAY
+    if options.operator:
+        token, row = new_token(options.operator)
+        path = _new_file(options.key or f"{options.operator}.token", token.encode())
+        _change(options, lambda ring: ring.enroll(row._replace(expires=expires)), None)
+        told = f"Operator {options.operator} may log in with the token in {path}."
+        return _said(options, told, {"operator": options.operator, "token": str(path)})
+    if options.public:
+        public = _public(options.public)
+    else:
+        path = Path(options.key or "device.pem")
+        if not path.exists():
+            DeviceKey.new().save(path)
+        public = DeviceKey.load(path).public
+    row = KeyRow(device_of(public), public, options.label or "", expires)
+    body = {"public": base64.b64encode(public).decode(), "label": row.label, "days": options.days}
+    _change(options, lambda ring: ring.enroll(row), ("/v1/operator/enroll", body))
+    return _said(
+        options, f"Device {row.device} may take part for {options.days:g} days.", {"device": row.device}
+    )
+
+
+def revoke(options: Options) -> Result:
+    """`partwise revoke`."""
+    _change(options, lambda ring: ring.revoke(options.name), ("/v1/operator/revoke", {"name": options.name}))
+    return _said(options, f"'{options.name}' may not take part any more.", {"revoked": options.name})
+
+
+def join(options: Options) -> Result:
+    """`partwise join`."""
+    from partwise.deployment.agent import run_agent
+    from partwise.deployment.auth import DeviceKey
+    from partwise.deployment.http_link import HttpLink
+    from partwise.deployment.serve import log_to_stderr
+
+    link = HttpLink(options.url, DeviceKey.load(options.key), options.authority)
+    log_to_stderr(options.log == "json")
+    accepted = refused = 0
+    for done in run_agent(link, options.data, options.store, options.policy, options.id, options.most):
+        accepted, refused = accepted + done.accepted, refused + (not done.accepted)
+    told = (
+        f"{counted(accepted, 'report')} accepted, {refused} not; {link.bytes_down:,} bytes down, "
+        f"{link.bytes_up:,} up."
+    )
+    counts = {
+        "accepted": accepted,
+        "refused": refused,
+        "bytes_down": link.bytes_down,
+        "bytes_up": link.bytes_up,
+    }
+    return _said(options, told, counts)
+
+
+def deploy(options: Options) -> Result:
+    """`partwise deploy`."""
+    from partwise.cli.commands import asked, free_folder
+    from partwise.deployment.trial import run_trial
+    from partwise.runs.evaluation import evaluate_run
+    from partwise.runs.resolve import resolve
+    from partwise.runs.train import Status
+
+    name, recorded, changes = asked(options)
+    changes.setdefault("rounds", TRIAL_ROUNDS)
+    task, config = resolve(name or "planted", options.data, changes, options.preset, recorded)
+    if "deploy.population" not in changes:
+        config = config.changed({"deploy.population": task.train.num_clients})
+    out = free_folder(task.name, changes) if options.out is None else Path(options.out)
+    begin_work()
+    began = time.perf_counter()
+    with show_progress(options, task.name) as progress:
+        show_round = lambda far: progress(
+            Status(far.round, config.rounds, far.records[-1]["loss"] or float("nan"), None)
+        )
+        folder = run_trial(task, config, out, options.devices, show_round, progress)
+        trained = time.perf_counter() - began
+        progress("evaluating")
+    result = evaluate_run(str(out), "test", {}, options.data)
+    records = folder.records()
+    summary = {
+        "task": task.name,
+        "algorithm": config.algorithm,
+        "rounds": config.rounds,
+        "devices": options.devices,
+        "reports": sum(record["clients"] for record in records),
+        "seconds": trained,
+        "test": result,
+        "folder": str(out),
+    }
+    if not options.json:
+        show.evaluation(
+            result, f"{config.algorithm} on {task.name}: {counted(config.rounds, 'round')}, test clients"
+        )
+        show.say(
+            f"{counted(options.devices, 'device')} sent {counted(summary['reports'], 'report')} over TLS in "
+            f"{trained:.1f} s, from the start of the processes to their end. Their logs and the model are in {out}."
+        )
+    return summary
+
+
+def _change(
+    options: Options, here: Callable[[Any], Any], there: tuple[str, Mapping[str, Any]] | None
+) -> None:
+    """Change the keys of a run: in its journal on this host, or at its server with an operator's token."""
+    if not options.where.startswith(("http://", "https://")):
+        from partwise.deployment.federation import JOURNAL_FILE
+        from partwise.deployment.journal import Journal
+        from partwise.deployment.key_ring import KeyRing
+        from partwise.runs.folder import Folder
+
+        folder = Folder(options.where)
+        folder.config()  # that there is one
+        journal = Journal(options.journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
+        here(KeyRing(journal))
+        journal.close()
+        return
+    if there is None:
+        raise UserError("operators are enrolled on the server's host: give the folder of the run, not a URL")
+    _post(options, *there)
+
+
+def _post(options: Options, path: str, body: Mapping[str, Any]) -> None:
+    import urllib3
+
+    if not options.token:
+        raise UserError(
+            "a server at a URL needs an operator's token: --token FILE (`partwise enroll RUN --operator NAME`)"
+        )
+    from partwise.checkpoint import read_file
+
+    token = read_file(Path(options.token)).decode().strip()
+    pool = urllib3.PoolManager(ca_certs=options.authority, retries=False, timeout=30)
+    try:
+        answer = pool.request(
+            "POST",
+            options.where.rstrip("/") + path,
+            body=json.dumps(dict(body)).encode(),
+            headers={"authorization": f"Bearer {token}"},
+        )
+    except urllib3.exceptions.HTTPError as error:
+        raise UserError(f"{options.where} does not answer: {error}") from None
+    if answer.status != 200:
+        raise UserError(f"{options.where} refused: {answer.data.decode(errors='replace')}")
+
+
+def _public(text: str) -> bytes:
+    try:
+        public = base64.b64decode(text, validate=True)
+    except ValueError:
+        public = b""
+    if len(public) != 32:
+        raise UserError(f"--public must be the 32 bytes of an Ed25519 public key in base64, not '{text}'")
+    return public
+
+
+def _new_file(path: str, content: bytes) -> Path:
+    from partwise.checkpoint import write_file
+
+    if Path(path).exists():
+        raise UserError(f"'{path}' is there already: choose another name with --key")
+    write_file(Path(path), content, mode=0o600)
+    return Path(path)
+
+
+def _said(options: Options, text: str, result: Result) -> Result:
+    if not options.json:
+        show.say(text)
+    return result

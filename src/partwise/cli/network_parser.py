@@ -1,0 +1,93 @@
+"""The options of the commands of a federation over a network."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from partwise.cli import network
+
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def add_network(command: Command, add_task: Callable[[argparse.ArgumentParser], None]) -> None:
+    """Add them. `add_task` adds the options that say what is trained."""
+    _add_deploy(command, add_task)
+    _add_serve(command, add_task)
+    _add_join(command)
+    _add_enroll(command)
+
+
+def _add_deploy(command: Command, add_task: Callable[[argparse.ArgumentParser], None]) -> None:
+    more = (
+        f": a server with TLS, and devices in processes of their own. A trial of {network.TRIAL_ROUNDS} rounds, "
+        f"unless --rounds says more."
+    )
+    sub = command("deploy", network.deploy, "run a whole federation on this machine", more)
+    add_task(sub)
+    sub.add_argument("--devices", type=int, default=4, metavar="N", help="processes that have the clients")
+    sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
+    sub.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _add_serve(command: Command, add_task: Callable[[argparse.ArgumentParser], None]) -> None:
+    more = ". The run in --out goes on; if there is none, one is begun."
+    sub = command("serve", network.serve, "serve a run to devices over a network", more)
+    add_task(sub)
+    sub.add_argument("--out", required=True, help="folder of the run")
+    sub.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
+    sub.add_argument("--port", type=int, default=8443, help="port to listen on; 0: any that is free")
+    sub.add_argument("--certificate", metavar="FILE", help="PEM file of the server's certificate")
+    sub.add_argument("--key", metavar="FILE", help="PEM file of its private key")
+    sub.add_argument("--proxy", action="store_true", help="TLS ends at a proxy before this server")
+    _add_journal(sub)
+    sub.add_argument("--files", default="", metavar="URL", help="where devices find files of slices")
+    sub.add_argument("--place", default="", metavar="DIR|s3://...", help="where files of slices are written")
+    sub.add_argument("--until-end", action="store_true", help="stop when the run has ended")
+    _add_log(sub)
+
+
+def _add_join(command: Command) -> None:
+    more = ". Examples and local parameters stay on this device."
+    sub = command("join", network.join, "take part in a run with this device's own data", more)
+    sub.add_argument("url", metavar="URL", help="where the server is, as in https://example.org:8443")
+    sub.add_argument(
+        "--data", required=True, help="CSV, Parquet or Arrow file, sqlite:FILE?table=T, or store:DIR"
+    )
+    sub.add_argument("--key", required=True, metavar="FILE", help="the device's key (`partwise enroll`)")
+    sub.add_argument("--authority", metavar="FILE", help="certificate that signed the server's")
+    sub.add_argument("--store", default="partwise-device", metavar="DIR", help="what the device keeps")
+    sub.add_argument("--policy", default="", help="when to work: charging, unmetered, idle, or your function")
+    sub.add_argument("--id", metavar="VALUE", help="the client, if the data does not name it, or has several")
+    sub.add_argument("--most", type=int, default=1, metavar="N", help="clients to ask for work for at a time")
+    _add_log(sub)
+
+
+def _add_enroll(command: Command) -> None:
+    sub = command("enroll", network.enroll, "let a device, or an operator, take part in a run")
+    _add_where(sub)
+    sub.add_argument("--key", metavar="FILE", help="the device's key; made if it is not there (device.pem)")
+    sub.add_argument("--public", metavar="BASE64", help="a public key, in place of --key")
+    sub.add_argument("--label", help="a name for the device")
+    sub.add_argument("--days", type=float, default=365, help="after which the key expires")
+    sub.add_argument("--operator", metavar="NAME", help="enroll an operator instead; writes NAME.token")
+    sub = command("revoke", network.revoke, "let a device, or an operator, take part no longer")
+    _add_where(sub)
+    sub.add_argument("name", metavar="NAME", help="the device's id or label")
+
+
+def _add_where(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("where", metavar="RUN|URL", help="folder of the run on its server, or the server's URL")
+    sub.add_argument("--token", metavar="FILE", help="an operator's token, for a URL")
+    sub.add_argument("--authority", metavar="FILE", help="certificate that signed the server's, for a URL")
+    _add_journal(sub)
+
+
+def _add_journal(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--journal", metavar="URL", help="the journal's database (default: SQLite in the folder)"
+    )
+
+
+def _add_log(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--log", choices=("text", "json"), default="text", help="how the log is written")

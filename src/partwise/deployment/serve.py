@@ -1,0 +1,154 @@
+"""A server process: the HTTP interface of a run under uvicorn, with TLS, until it is told to stop or the run
+ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import uvicorn
+
+from partwise.deployment.federation import open_run
+from partwise.deployment.http_server import Allowed, application
+from partwise.deployment.hub import Hub
+from partwise.types import UserError
+
+logger = logging.getLogger("partwise.server")
+CHECKED = 0.2  # seconds between looks whether the run has ended
+LAST_ANSWERS = 3.0  # seconds for devices to hear that it has
+GRACE = 2  # seconds for requests that are being answered when the server stops
+
+
+class Served(NamedTuple):
+    """How a run is served.
+
+    host, port:   where the server listens; port 0: any that is free
+    certificate:  a PEM file with the server's certificate and those that lead to its authority
+    key:          a PEM file with the certificate's private key
+    proxy:        whether TLS ends at a proxy on the same host or in the same network
+    journal:      URL of the journal's database; None: SQLite in the run's folder
+    files:        URL at which devices find files of slices; "": at the server
+    place:        where files of slices are written: a folder or an s3:// URL; "": the run's folder
+    until_end:    whether the server stops when the run has ended
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8443
+    certificate: str | None = None
+    key: str | None = None
+    proxy: bool = False
+    journal: str | None = None
+    files: str = ""
+    place: str = ""
+    until_end: bool = False
+
+    def check(self) -> Served:
+        """Itself, if nobody but devices and server can read what they send."""
+        if (self.certificate is None) != (self.key is None):
+            raise UserError(
+                "a certificate and its key belong together: give --certificate and --key, or neither"
+            )
+        for path in filter(None, (self.certificate, self.key)):
+            if not Path(path).is_file():
+                raise UserError(f"there is no file '{path}': give PEM files with --certificate and --key")
+        if not (self.certificate or self.proxy or _is_local(self.host)):
+            raise UserError(
+                f"without TLS, the server listens on this machine only, not on {self.host}: give --certificate and "
+                f"--key, or --proxy if TLS ends at a proxy before it"
+            )
+        return self
+
+
+def serve(run: str | Path, how: Served, told: Callable[[str], None] = lambda url: None) -> Hub:
+    """Serve a run until SIGINT or SIGTERM, or until it ends. `told` is called with the server's URL."""
+    how.check()
+    hub, offer, files = open_run(run, how.journal, how.files, how.place)
+    deploy = offer.settings
+    limits = Allowed(
+        requests=deploy["deploy.requests"],
+        hold=deploy["deploy.hold"],
+        tls=bool(how.certificate or how.proxy),
+    )
+    config = uvicorn.Config(
+        application(hub, offer, limits, files),
+        host=how.host,
+        port=how.port,
+        ssl_certfile=how.certificate,
+        ssl_keyfile=how.key,
+        proxy_headers=how.proxy,
+        forwarded_allow_ips="*" if how.proxy else None,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=4096,
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = uvicorn.Server(config)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(server, hub, how, told))
+    return hub
+
+
+async def _serve(server: uvicorn.Server, hub: Hub, how: Served, told: Callable[[str], None]) -> None:
+    watching = asyncio.create_task(_watch(server, hub, how, told))
+    try:
+        await server.serve()
+    finally:
+        watching.cancel()
+
+
+async def _watch(server: uvicorn.Server, hub: Hub, how: Served, told: Callable[[str], None]) -> None:
+    """Tell where the server listens, and stop it when the run has ended, if that is wanted."""
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    scheme = "https" if how.certificate else "http"
+    told(f"{scheme}://{how.host}:{port}")
+    while how.until_end:
+        await asyncio.sleep(CHECKED)
+        row = await asyncio.wrap_future(hub.clerk.submit(lambda book: book.round()))
+        if row.phase == "ended":
+            await asyncio.sleep(LAST_ANSWERS)
+            server.should_exit = True
+            return
+
+
+class JsonLines(logging.Formatter):
+    """Log lines as JSON, one object in a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line."""
+        told = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["error"] = self.formatException(record.exc_info)
+        return json.dumps(told)
+
+
+def log_to_stderr(as_json: bool) -> None:
+    """Write the log of partwise to standard error, for people or as JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    words = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if as_json else words)
+    logging.getLogger("partwise").addHandler(handler)
+    logging.getLogger("partwise").setLevel(logging.INFO)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
