@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from partwise.checkpoint import layout, to_bytes
@@ -30,7 +29,7 @@ from partwise.deployment.manifest import (
     write_manifest,
 )
 from partwise.model.partition import Partition
-from partwise.server.messages import About, encode_rows, send
+from partwise.server.messages import About, encode_rows, key_data, send
 from partwise.types import UserError
 
 ORDER = "order"  # the name of the array in an order's file
@@ -54,7 +53,7 @@ class PagedVersion(NamedTuple):
 
 
 def write_whole(
-    place: FilePlace, partition: Partition, params: Mapping[str, Any], rng: jax.Array, belongs: About
+    place: FilePlace, partition: Partition, params: Mapping[str, Any], rng: Any, belongs: About
 ) -> str:
     """Write a version as one file: the message `slices` with all keys and no task. Returns its name."""
     keys = {space: np.arange(count) for space, count in partition.all_keys.items()}
@@ -82,7 +81,7 @@ def write_pages(
     place: FilePlace,
     partition: Partition,
     params: Mapping[str, Any],
-    rng: jax.Array,
+    rng: Any,
     belongs: About,
     orders: Mapping[str, KeyOrder],
     previous: PagedVersion | None = None,
@@ -94,7 +93,7 @@ def write_pages(
         place: Where the files go.
         partition: The roles of the model's leaves.
         params: The server's leaves.
-        rng: The round's randomness.
+        rng: The round's randomness, a key of JAX or its key data.
         belongs: Run, version and model.
         orders: {key space: order of its keys}.
         previous: The version before this one. Its files must still be in the place.
@@ -122,8 +121,7 @@ def write_pages(
         )
         for space, order in orders.items()
     }
-    seed = np.asarray(jax.random.key_data(rng))
-    manifest = Manifest(belongs._replace(task=""), seed, place.put(to_bytes(shared), ARRAYS), spaces)
+    manifest = Manifest(belongs._replace(task=""), key_data(rng), place.put(to_bytes(shared), ARRAYS), spaces)
     return PagedVersion(place.put(write_manifest(manifest), "json"), manifest, digests)
 
 
