@@ -166,6 +166,59 @@ def _scatter_lanes(summed: jax.Array, lanes: Lanes, space: str, change: jax.Arra
     return jax.lax.fori_loop(0, -(-lanes.most_keys[space] // size), block, summed)
 
 
+class Summed(NamedTuple):
+    """What the clients of a round did: their sum over all devices, and per slot of this device what happened."""
+
+    total: Total
+    used: jax.Array  # [chunks, lanes], as in `Outcome`
+    broken: jax.Array
+    keep: Mapping[str, jax.Array]
+
+
+def cohort_total(
+    algorithm: Algorithm,
+    params: Mapping[str, jax.Array],
+    shelf: Shelf,
+    plan: Plan,
+    rng: jax.Array,
+    rooms: Sequence[Mapping[str, int]],
+) -> Summed:
+    """Run this device's part of a cohort, and add up what all devices' clients contribute.
+
+    `rooms` are capacities by key space, the largest first. Each chunk works with the room that `plan.ends`
+    gives it, in which its clients' keys fit.
+    """
+    received = receive(algorithm.partition, params)
+
+    def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
+        total, seen = carry
+        share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
+        shared = Shared(received, shelf, rng, room, algorithm.choose)
+        done = _run_lanes(algorithm, shared, share)
+        lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
+        now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
+        seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
+        return _add_lanes(total, lanes, algorithm.partition), seen
+
+    nobody = zero_total(algorithm.aggregator, algorithm.partition, params)
+    no = jnp.zeros(plan.slots.count.shape, bool)
+    carry, begin = (nobody, (no, no, dict(plan.slots.kept))), jnp.int32(0)
+    for number, room in enumerate(rooms):
+        carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
+        begin = plan.ends[number]
+    total, (used, broken, keep) = carry
+    return Summed(jax.lax.psum(total, AXIS), used, broken, keep)
+
+
+def _run_lanes(algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
+    """Run the clients of a chunk side by side. Leaves of the result have a leading lane axis."""
+
+    def lane(slot: Slots, longest: jax.Array) -> Done:
+        return contribute(algorithm, lane_client(algorithm, shared, slot, longest))
+
+    return over_lanes(lane, share.slots, share.longest)
+
+
 def one_round(
     algorithm: Algorithm,
     state: ServerState,
@@ -174,38 +227,11 @@ def one_round(
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
 ) -> tuple[ServerState, Outcome]:
-    """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort.
-
-    `rooms` are capacities by key space, the largest first. Each chunk works with the room that `plan.ends`
-    gives it, in which its clients' keys fit.
-    """
-    received = receive(algorithm.partition, state.params)
-    aggregator = algorithm.aggregator
-
-    def lane(shared: Shared, slot: Slots, longest: jax.Array) -> Done:
-        return contribute(algorithm, lane_client(algorithm, shared, slot, longest))
-
-    def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
-        total, seen = carry
-        share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
-        shared = Shared(received, shelf, rng, room, algorithm.choose)
-        done = over_lanes(partial(lane, shared), share.slots, share.longest)
-        lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
-        now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
-        seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
-        return _add_lanes(total, lanes, algorithm.partition), seen
-
-    nobody, no = (
-        zero_total(aggregator, algorithm.partition, state.params),
-        jnp.zeros(plan.slots.count.shape, bool),
-    )
-    carry, begin = (nobody, (no, no, dict(plan.slots.kept))), jnp.int32(0)
-    for number, room in enumerate(rooms):
-        carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
-        begin = plan.ends[number]
-    total, (used, broken, keep) = carry
-    state, total = finish(algorithm, state, jax.lax.psum(total, AXIS), rng)
-    return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), used, broken, keep)
+    """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort. `rooms`
+    are as in `cohort_total`."""
+    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms)
+    state, total = finish(algorithm, state, cohort.total, rng)
+    return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), *cohort[1:])
 
 
 def _nothing_yet(plan: Plan) -> Outcome:
@@ -280,3 +306,48 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,), compiler_options=compiler_options())
+
+
+def compile_total(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:
+    """A jitted function `(rates, params, shelf, plan, rng) -> Summed`, for a plan of one round: the sum of its
+    clients without a server's step. `rng` is the round's. Tables in `params` have the rows that the plan's keys
+    number. What happened to each client has a leading device axis."""
+
+    def on_device(rates, params, shelf, plan, rng):
+        summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms)
+        return summed.total, *jax.tree_util.tree_map(lambda x: x[None], summed[1:])
+
+    return _on_mesh(lambda *given: Summed(*on_device(*given)), mesh, Summed(P(), P(AXIS), P(AXIS), P(AXIS)))  # pyright: ignore
+
+
+def compile_each(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:
+    """Like `compile_total`, but nothing is added up: `... -> Done`, with axes [devices, chunks, lanes]. Memory
+    grows with the cohort."""
+
+    def on_device(rates, params, shelf, plan, rng):
+        algorithm, here = build(rates), _here(plan)
+        shared = Shared(receive(algorithm.partition, params), shelf, rng, rooms[0], algorithm.choose)
+        chunks = Chunk(here.slots, here.longest, here.most_keys)
+        done = jax.lax.map(partial(_run_lanes, algorithm, shared), chunks)
+        return jax.tree_util.tree_map(lambda x: x[None], done)
+
+    return _on_mesh(on_device, mesh, P(AXIS))
+
+
+def _here(plan: Plan) -> Plan:
+    """This device's part of a plan of one round, inside `shard_map`."""
+    return jax.tree_util.tree_map(lambda x: x[0, 0], plan._replace(tables={}))
+
+
+def _on_mesh(on_device: Callable[..., Any], mesh: Mesh, out: Any) -> Any:
+    """Compile `(rates, params, shelf, plan, rng)` over the devices, which share the plan's clients."""
+    everywhere, along = P(), P(None, AXIS)
+    plan: Any = Plan(along, along, along, {}, along)  # pyright: ignore[reportArgumentType]
+    mapped = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, everywhere, plan, everywhere),
+        out_specs=out,
+        check_vma=False,
+    )
+    return jax.jit(mapped, compiler_options=compiler_options())

@@ -27,6 +27,7 @@ class Kept:
         self.arrays: dict[str, np.ndarray] = {}
         self._starts: dict[str, np.ndarray] = {}
         self._counts: dict[str, np.ndarray] = {}
+        check_keys_stay(algorithm)
         partition, clients = algorithm.partition, len(population.numbers)
         for path in algorithm.keeps:
             leaf = kept_shape(algorithm, path)
@@ -34,11 +35,6 @@ class Kept:
                 self.arrays[path] = np.zeros((clients, *leaf.shape), leaf.dtype)
                 continue
             space = partition.roles[path].space
-            if space not in population.chosen:
-                raise UserError(
-                    f"clients keep something for every key of space '{space}' from round to round, so they must "
-                    f"have the same keys in every round: select.{space} = own, all or top:m"
-                )
             rows = jax.eval_shape(lambda x, p=path: to_rows(partition.roles[p], x), leaf)
             counts = population.chosen[space].counts
             self._counts[path] = counts
@@ -75,12 +71,40 @@ class Kept:
             rows, real = self._rows(path, clients, found.shape[clients.ndim])
             array[rows[real]] = found[real]
 
+    def of(self, client: int) -> dict[str, np.ndarray]:
+        """What one client keeps; for a keyed leaf, a row for each of its keys."""
+        rows = {path: int(counts[client]) for path, counts in self._counts.items()}
+        return {path: each[0] for path, each in self.take(np.array([client]), rows).items()}
+
+    def give(self, client: int, values: Mapping[str, np.ndarray]) -> None:
+        """Store what one client keeps, shaped as `of` returns it."""
+        for path, had in self.of(client).items():
+            found = np.asarray(values[path]).shape if path in values else None
+            if found != had.shape:
+                raise UserError(
+                    f"what a client kept of '{path}' has the shape {found}, and {had.shape} fits the keys that it "
+                    f"has now: its examples or the model have changed since, so it must forget what it kept"
+                )
+        self.put(np.array([client]), {path: np.asarray(each)[None] for path, each in values.items()})
+
     def _rows(self, path: str, clients: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
         """The position of each client's rows [..., capacity], and which of them exist."""
         at = np.maximum(clients, 0)[..., None]
         number = np.arange(capacity)
         real = (clients[..., None] >= 0) & (number < self._counts[path][at])
         return self._starts[path][at] + number, real
+
+
+def check_keys_stay(algorithm: Algorithm) -> None:
+    """Raise `UserError` if clients keep something for each of their keys, and choose other keys in every round."""
+    for path in algorithm.keeps:
+        keyed = path in algorithm.partition.of("keyed")
+        space = algorithm.partition.roles[path].space if keyed else ""
+        if keyed and algorithm.choose[space].every_round:
+            raise UserError(
+                f"clients keep something for every key of space '{space}' from round to round, so they must "
+                f"have the same keys in every round: select.{space} = own, all or top:m"
+            )
 
 
 def _over(mask: np.ndarray, values: np.ndarray) -> np.ndarray:

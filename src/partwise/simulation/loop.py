@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.algorithm import Algorithm, Build, init_server
-from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
@@ -29,6 +28,7 @@ from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import everywhere, make_mesh
+from partwise.simulation.staging import Stager
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
@@ -72,30 +72,22 @@ class Simulation:
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
-        self.resident = _fits(store)
-        known = self._populate() if self.resident else None
-        self._population = known
-        self._shelf: Any = jax.device_put(stage.shelve(known), everywhere(self.mesh)) if known else None
-        rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, known)
-        keeps = bool(self.algorithm.keeps)  # what clients keep is moved with every call, in one size
-        self._rooms = rooms[:1] if keeps else rooms
-        self.rounds_per_call = 1 if keeps else self._affordable(rounds_per_call)
+        self.resident = fits(store)
+        room = recruiting.room(store.num_clients)
+        self._stager = Stager(self.algorithm, store, self.mesh, self.resident, room)
+        self._rooms = self._stager.rooms
+        self.rounds_per_call = 1 if self.algorithm.keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
-        self._capacity = {"cohort": recruiting.room(store.num_clients)}
         self._rounds = compile_rounds(build, self.mesh, self._rooms)
         self.restart(seed)
 
     # Where the data lives
 
-    def _populate(self) -> stage.Population:
-        """All clients with their keys."""
-        return stage.populate(self.store, self.partition, self.algorithm.choose)
-
     def _new_kept(self) -> Kept | None:
         """Empty storage for what clients keep; None if the algorithm keeps nothing."""
         if not self.algorithm.keeps:
             return None
-        return Kept(self.algorithm, self._population or self._populate())
+        return Kept(self.algorithm, self._stager.population or self._stager.populate())
 
     def _whole_tables(self) -> bool:
         """Whether a round works on whole tables, because they are small or because every row must be seen."""
@@ -187,45 +179,22 @@ class Simulation:
 
     def _stage(self, first: int, end: int) -> _Call:
         cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
-        room = self._room("cohort", max(len(cohort.clients) for cohort in cohorts))
-        chosen = stage.beside([cohort.clients for cohort in cohorts], self.rounds_per_call, room)
-        population, shelf = self._population, self._shelf
-        if population is None:
-            gathered = self.store.gather(chosen[chosen >= 0])
-            population = stage.populate(gathered, self.partition, self.algorithm.choose)
-            chosen[chosen >= 0] = np.arange(population.store.num_clients)
-            shelf = self._padded(stage.shelve(population))
-        plan = stage.plan(population, chosen, self.mesh.size, self.lanes)
-        choose, rows = self.algorithm.choose, {}
-        asked = wanted = stage.ask(population, self.partition, choose, plan, self.seed, first)
-        if self._cut_tables:
-            asked, rows = stage.cut(population, choose, wanted)
-            tables = {space: self._stacked(space, each) for space, each in rows.items()}
-            asked = asked._replace(plan=asked.plan._replace(tables=tables))
-        served = stage.account(self._sizes, choose, population, wanted, rows, len(cohorts))
-        keys = {space: self._filled(f"keys {space}", each) for space, each in asked.keys.items()}
-        places = {space: self._filled(f"places {space}", each) for space, each in asked.places.items()}
-        shelf = shelf._replace(keys=shelf.keys | keys, places=places)
-        plan = stage.by_room(asked.plan, self._rooms)
-        return _Call(first, cohorts, population, shelf, plan, asked.missed, served)
-
-    def _filled(self, name: str, array: np.ndarray) -> np.ndarray:
-        return pad(array, self._room(name, len(array)))
-
-    def _stacked(self, space: str, tables: list[np.ndarray]) -> np.ndarray:
-        """The rows of every round's table [rounds, room], padded with a row number that does not exist."""
-        room = self._room(f"rows {space}", max(map(len, tables)))
-        result = np.full((self.rounds_per_call, room), self.partition.num_keys(space), np.int32)
-        for row, rows in zip(result, tables, strict=False):
-            row[: len(rows)] = rows
-        return result
+        clients = [cohort.clients for cohort in cohorts]
+        staged = self._stager.stage(
+            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables
+        )
+        population, shelf, plan, wanted, rows = staged
+        served = stage.account(self._sizes, self.algorithm.choose, population, wanted, rows, len(cohorts))
+        return _Call(first, cohorts, population, shelf, plan, wanted.missed, served)
 
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began, compiling = time.perf_counter(), compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
         plan, client = call.plan, self._clients(call)
         if self.kept:
-            plan = plan._replace(slots=plan.slots._replace(kept=self.kept.take(client, self._rows_kept())))
+            plan = plan._replace(
+                slots=plan.slots._replace(kept=self.kept.take(client, self._stager.rows_kept()))
+            )
         self.state, outcome = self._rounds(self.rates, self.state, call.shelf, plan, rng, first, num_rounds)
         outcome = to_host(outcome)
         if self.kept:
@@ -246,10 +215,6 @@ class Simulation:
             return client
         return np.append(call.cohorts[0].clients, -1)[client]
 
-    def _rows_kept(self) -> dict[str, int]:
-        keyed = [path for path in self.algorithm.keeps if path in self.partition.of("keyed")]
-        return {path: self._rooms[0][self.partition.roles[path].space] for path in keyed}
-
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
@@ -269,19 +234,8 @@ class Simulation:
             **costs(self._sizes, call.served[i], self.serving),
         )
 
-    # Staged calls
 
-    def _padded(self, shelf: stage.Shelf) -> stage.Shelf:
-        num_rows = self._room("examples", len(next(iter({**shelf.positions, **shelf.columns}.values()))))
-        return stage.pad_shelf(
-            shelf, num_rows, {space: self._room(f"keys {space}", len(k)) for space, k in shelf.keys.items()}
-        )
-
-    def _room(self, name: str, size: int) -> int:
-        return stage.grown(self._capacity, name, size)
-
-
-def _fits(store: ClientStore) -> bool:
+def fits(store: ClientStore) -> bool:
     """Whether a population is small enough to stay on the devices."""
     size = sum(column.itemsize * column[:1].size for column in store.columns.values())
     return size * store.num_examples <= RESIDENT_BYTES
