@@ -2,8 +2,9 @@
 
 A report has the client's update (under the names of the model's leaves), and one array of sums: weight, clients,
 loss and its weight. If the server was not asked for the slices, and so does not know the client's keys, the report
-names them. To send fewer bytes, updates can be rounded (`PRECISIONS`), each row by itself; a shared leaf is one
-row. Errors are at most those that `Psi.bound` states.
+names them. A report of several clients is their sum, on the rows of all their keys; where the mean needs it, it
+says which weight holds each row. To send fewer bytes, updates can be rounded (`PRECISIONS`), each row by itself; a
+shared leaf is one row. Errors are at most those that `Psi.bound` states.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from partwise.types import UserError, unknown
 
 SUMS = "#sums"  # weight, clients, loss and its weight, in one array; no leaf has this name
 KEYS = "#keys:"  # and the name of a key space
+HELD = "#held:"  # and the name of a key space: for each row the weight of the clients that hold it
 PRECISIONS: Mapping[str, Psi] = {"float32": take, "float16": float16, "int8": int8}
 
 
@@ -42,6 +44,7 @@ class ReportForm:
         zero: Any = lambda like: jax.eval_shape(aggregator.zero, like)
         paths = [path for path in partition.server_paths if path not in partition.of("frozen")]
         self._partition, self._psi, self._known = partition, PRECISIONS[precision], {}
+        self._held = aggregator.held
         self._leaves = {path: zero(partition.server_shapes[path]) for path in paths}
         self._sums = zero(jax.ShapeDtypeStruct((4,), jnp.float32))
         if self._psi is not take and not jnp.issubdtype(self._sums.dtype, jnp.floating):
@@ -53,15 +56,18 @@ class ReportForm:
         self.largest = (
             LARGEST_HEADER
             + keys
-            + sum(each.size * each.dtype.itemsize for each in self.shapes(partition.all_keys).values())
+            + sum(each.size * each.dtype.itemsize for each in self.shapes(partition.all_keys, 2).values())
         )  # bytes of any report
 
-    def shapes(self, num_keys: Mapping[str, int]) -> Shapes:
+    def shapes(self, num_keys: Mapping[str, int], clients: int = 1) -> Shapes:
         """The names, shapes and types of the arrays in a report with this many keys of every space, without
-        the keys."""
-        counts = tuple(num_keys[space] for space in self._partition.spaces)
+        the keys. `clients` is how many clients it may be the sum of."""
+        held = self._held if clients > 1 else ()
+        counts = (held, *(num_keys[space] for space in self._partition.spaces))
         if counts not in self._known:
             arrays = {SUMS: self._sums}
+            for space in held:
+                arrays[f"{HELD}{space}"] = jax.ShapeDtypeStruct((num_keys[space],), self._sums.dtype)
             for path, leaf in self._leaves.items():
                 space = self._space(path)
                 shape = (num_keys[space], *leaf.shape[1:]) if space else leaf.shape
@@ -89,14 +95,17 @@ class ReportForm:
         arrays = {SUMS: np.stack([np.asarray(each) for each in (sent.weight, sent.clients, *sent.loss)])}
         for path, leaf in sent.update.items():
             arrays |= self._encoded(path, leaf)
+        for space, each in sent.held.items():
+            arrays[f"{HELD}{space}"] = each
         for space, each in (keys or {}).items():
             arrays[f"{KEYS}{space}"] = each.astype(np.int32)
         return write_message("report", belongs, arrays, {"valid": True})
 
     def read(
-        self, data: bytes, keys: Mapping[str, np.ndarray] | None
+        self, data: bytes, keys: Mapping[str, np.ndarray] | None, clients: int = 1
     ) -> tuple[Contribution, Mapping[str, np.ndarray]]:
         """Read what `write` wrote, for a client of these keys; if they are None, of those that the report names.
+        `clients` is how many clients the report may be the sum of.
 
         Raises:
             UserError: The arrays are not those that such a report has.
@@ -110,10 +119,13 @@ class ReportForm:
             return _nothing(arrays), keys or {space: np.zeros(0, int) for space in self._partition.spaces}
         if keys is None:
             keys = _own_keys(arrays, self._partition)
-        check_arrays("report", arrays, self.shapes({space: len(each) for space, each in keys.items()}))
-        weight, clients, *loss = arrays[SUMS]
+        check_arrays(
+            "report", arrays, self.shapes({space: len(each) for space, each in keys.items()}, clients)
+        )
+        weight, used, *loss = arrays[SUMS]
         update = {path: self._decoded(path, arrays) for path in self._leaves}
-        return Contribution(update, weight, clients, Sums(*loss), np.asarray(True)), keys  # pyright: ignore
+        held = {space: arrays[f"{HELD}{space}"] for space in (self._held if clients > 1 else ())}
+        return Contribution(update, weight, used, Sums(*loss), np.asarray(True), held), keys  # pyright: ignore
 
     def _space(self, path: str) -> str:
         role = self._partition.roles.get(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from partwise.randomness import child
 from partwise.selection.serving import Demand
 from partwise.server.messages import About, Invitation, about, send, write_invitation
 from partwise.server.optimizers import ServerOptimizer
+from partwise.server.refusals import Refused, wrong_keys, wrong_place, wrong_values
 from partwise.server.report_form import ReportForm
 from partwise.server.step import ServerState, put_rows, step, take_rows
 from partwise.server.total import Aggregator, Contribution, Total, add, zero_total
@@ -69,30 +70,6 @@ def finish(
     return step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0), total
 
 
-Reason = Literal[
-    "malformed",
-    "run",
-    "version",
-    "model",
-    "task",
-    "client",
-    "duplicate",
-    "closed",
-    "stale",
-    "replayed",
-    "keys",
-    "not finite",
-    "weight",
-]
-
-
-class Refused(NamedTuple):
-    """Why a request or a report was not accepted. A refusal changes nothing in the round."""
-
-    reason: Reason
-    what: str  # in words
-
-
 class Accepted(NamedTuple):
     """A report that was added, or a report which says that it is not finite (`valid` is False)."""
 
@@ -115,7 +92,7 @@ class Closed(NamedTuple):
     demands: Mapping[str, Demand]
     bytes_down: int  # of slices
     bytes_up: int  # of reports that were accepted
-    empty: int  # clients that had nothing to contribute
+    empty: int  # clients that had nothing to contribute, or that a site left out of its sum
     broken: tuple[Any, ...]  # clients whose update was not finite
     missing: int  # clients that were invited and did not report
 
@@ -147,23 +124,26 @@ class Server:
         task = hashlib.sha256(name.encode()).hexdigest()[:32]
         return About(self.run, number, task, self.algorithm.partition.digest)
 
-    def read(self, here: About, keys: Mapping[str, np.ndarray] | None, report: bytes) -> Reported | Refused:
+    def read(
+        self, here: About, keys: Mapping[str, np.ndarray] | None, report: bytes, clients: int = 1
+    ) -> Reported | Refused:
         """Read a report for the task `here`. Changes nothing.
 
         Args:
             here: The task.
             keys: Those that its client asked for; None if it has not asked. Then the report must name them.
             report: The bytes that came.
+            clients: How many clients the report may be the sum of.
         """
         try:
             refused = wrong_place(about(report), here)
             if refused:
                 return refused
-            sent, asked = self.form.read(report, keys)
+            sent, asked = self.form.read(report, keys, clients)
         except UserError as error:
             return Refused("malformed", str(error))
         refused = wrong_keys(self.algorithm.partition, asked) if keys is None else None
-        return refused or (_wrong_values(sent) if sent.valid else None) or Reported(sent, asked)
+        return refused or (wrong_values(sent, clients) if sent.valid else None) or Reported(sent, asked)
 
     def _finish(
         self, state: ServerState, total: Total, rows: Mapping[str, Any], rng: jax.Array
@@ -179,15 +159,16 @@ class Server:
 
 
 class _Member(NamedTuple):
-    """An invited client, and the keys that it asked for."""
+    """An invited client (or a site of several), and the keys that it asked for."""
 
     client: Any
     about: About
     keys: Mapping[str, np.ndarray] | None = None
+    clients: int = 1  # of how many clients its report may be the sum
 
 
 class Round:
-    """One round. Each task belongs to one client. Its report is accepted once."""
+    """One round. Each task belongs to one client, or to a site of several. Its report is accepted once."""
 
     def __init__(
         self, server: Server, state: ServerState, number: int, rng: jax.Array, seed: int, attempt: int
@@ -198,19 +179,21 @@ class Round:
         self._served: list[Mapping[str, np.ndarray]] = []
         self._done: dict[str, Any] = {}
         self._broken: list[Any] = []
-        self._down = self._up = 0
+        self._down = self._up = self._members = 0
         self._closed = False
         self._total = server.zero(state.params)
 
-    def invite(self, cohort: Iterable[Any]) -> list[bytes]:
-        """Return one invitation message for every client of the cohort. Each contains its own task."""
+    def invite(self, cohort: Iterable[Any], sizes: Mapping[Any, int] | None = None) -> list[bytes]:
+        """Return one invitation message for every client of the cohort. Each contains its own task. `sizes` says
+        for a site how many clients its report may be the sum of."""
         self._check_open()
+        sizes = sizes or {}
         tasks = []
         for client in cohort:
             here = self._server.about(self._number, client, self._attempt)
             if here.task in self._open or here.task in self._done:
                 raise UserError(f"client {client!r} was invited to this round already")
-            self._open[here.task] = _Member(client, here)
+            self._open[here.task] = _Member(client, here, clients=_size(client, sizes.get(client, 1)))
             tasks.append(write_invitation(Invitation(here, str(client), self._seed, self._number)))
         return tasks
 
@@ -250,32 +233,39 @@ class Round:
             return wrong_place(belongs, here) or self._unknown(belongs.task)
         if self._closed:
             return Refused("closed", f"task {belongs.task} came too late: the round is closed")
-        found = self._server.read(member.about, member.keys, report)
+        found = self._server.read(member.about, member.keys, report, member.clients)
         if isinstance(found, Refused):
             return found
         del self._open[belongs.task]
         if member.keys is None:
             self._served.append(found.keys)
         self._done[belongs.task] = member.client
-        self._count(member.client, found, len(report))
+        self._count(member.client, found, len(report), member.clients)
         return Accepted(member.client, bool(found.sent.valid))
 
     def include(
-        self, client: Any, about: About, found: Reported, num_bytes: int, factor: float = 1.0
+        self,
+        client: Any,
+        about: About,
+        found: Reported,
+        num_bytes: int,
+        factor: float = 1.0,
+        clients: int = 1,
     ) -> None:
-        """Add what `Server.read` found in the report of a task, without an invitation. Its update is multiplied by
-        `factor`, and its weight is not (FedBuff's staleness)."""
+        """Add what `Server.read` found in the report of a task for so many `clients`, without an invitation. Its
+        update is multiplied by `factor`, and its weight is not (FedBuff's staleness)."""
         self._check_open()
         self._served.append(found.keys)
         self._done[about.task] = client
         if factor != 1.0 and found.sent.valid:
             update = {path: leaf * np.float32(factor) for path, leaf in found.sent.update.items()}
             found = found._replace(sent=found.sent._replace(update=update))
-        self._count(client, found, num_bytes)
+        self._count(client, found, num_bytes, clients)
 
-    def _count(self, client: Any, found: Reported, num_bytes: int) -> None:
+    def _count(self, client: Any, found: Reported, num_bytes: int, clients: int) -> None:
         self._up += num_bytes
         if found.sent.valid:
+            self._members += clients
             self._add(found.sent, found.keys)
         else:
             self._broken.append(client)
@@ -300,7 +290,7 @@ class Round:
             demands={space: Demand(len(rows.get(space, ())), counts(space)) for space in keyed},
             bytes_down=self._down,
             bytes_up=self._up,
-            empty=len(self._done) - len(self._broken) - int(total.clients),
+            empty=self._members - int(total.clients),
             broken=tuple(self._broken),
             missing=len(self._open),
         )
@@ -312,8 +302,9 @@ class Round:
             path: pad_to_power(np.asarray(change)) if path in keyed else change
             for path, change in sent.update.items()
         }
+        held = {space: pad_to_power(np.asarray(weights)) for space, weights in sent.held.items()}
         rows = {space: self._rows(space, keys[space]) for space in partition.spaces}
-        self._total = self._server.add(self._total, sent._replace(update=update), rows)
+        self._total = self._server.add(self._total, sent._replace(update=update, held=held), rows)
 
     def _rows(self, space: str, keys: np.ndarray) -> np.ndarray:
         """Keys as row numbers, padded with a row number that does not exist."""
@@ -329,45 +320,12 @@ class Round:
         return Refused("task", f"there is no task {task} in this round")
 
 
-def wrong_place(belongs: About, here: About) -> Refused | None:
-    """Refuse a report of another run, version, model or task; None if it belongs here."""
-    reasons: tuple[Reason, ...] = ("run", "version", "model", "task")
-    for reason in reasons:
-        found, wanted = getattr(belongs, reason), getattr(here, reason)
-        if found != wanted:
-            return Refused(reason, f"the report's {reason} is {found!r}, and here it is {wanted!r}")
-    return None
-
-
-def wrong_keys(
-    partition: Partition, keys: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray] | None = None
-) -> Refused | None:
-    """Refuse keys that do not exist, or that differ from those that the task had `before`; None if all is well."""
-    if set(keys) != set(partition.spaces):
-        return Refused(
-            "keys", f"keys of {sorted(keys)} were asked for, and there are {sorted(partition.spaces)}"
+def _size(client: Any, clients: int) -> int:
+    if clients < 1:
+        raise UserError(
+            f"{client!r} is invited for {clients} clients: a report is of one client or of several"
         )
-    for space, each in keys.items():
-        most = partition.num_keys(space)
-        if each.ndim != 1 or not np.issubdtype(each.dtype, np.integer):
-            return Refused("keys", f"keys of '{space}' must be a list of whole numbers")
-        if len(each) and (each[0] < 0 or each[-1] >= most or np.any(each[1:] <= each[:-1])):
-            return Refused("keys", f"keys of '{space}' must be sorted, each once, from 0 to {most - 1}")
-        if before is not None and not np.array_equal(before[space], each):
-            return Refused("keys", f"this task has asked for other keys of '{space}' before")
-    return None
-
-
-def _wrong_values(sent: Contribution) -> Refused | None:
-    """Refuse values that no correct client sends. Only floats can be checked: encoded integers may have any
-    value."""
-    if not np.issubdtype(np.asarray(sent.weight).dtype, np.floating):
-        return None
-    if not all(np.isfinite(each).all() for each in (*sent.update.values(), sent.weight)):
-        return Refused("not finite", "the report says that it is finite, and it is not")
-    if sent.weight < 0 or sent.clients != (sent.weight > 0):
-        return Refused("weight", f"a weight of {sent.weight} for {sent.clients} clients")
-    return None
+    return clients
 
 
 def _total_rows(partition: Partition, total: Total, rows: Mapping[str, Any]) -> Total:

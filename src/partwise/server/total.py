@@ -31,13 +31,17 @@ class Report(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What leaves a client: its part of every sum, and whether it may be added."""
+    """What leaves a client: its part of every sum, and whether it may be added. What leaves a site of several
+    clients is the sum of theirs."""
 
     update: Mapping[str, jax.Array]  # weight * update; keyed leaves: of the client's rows
     weight: jax.Array
-    clients: jax.Array  # 1 if the weight is above 0, else 0
+    clients: jax.Array  # 1 if the weight is above 0, else 0; of several clients: how many have such a weight
     loss: Sums
     valid: jax.Array  # False if not finite: then nothing is added, and a device sends only this flag
+    held: Mapping[
+        str, Any
+    ] = {}  # of several clients: as in `Total`, by row; one client has its weight for all rows
 
 
 class Total(NamedTuple):
@@ -98,8 +102,8 @@ def zero_total(aggregator: Aggregator, partition: Partition, params: Mapping[str
 
 
 def add(partition: Partition, total: Total, sent: Contribution, rows: Mapping[str, Any]) -> Total:
-    """Add one client's valid contribution. `rows[space]` are the table rows of its keys; rows out of range
-    are padding."""
+    """Add a valid contribution, of one client or of several. `rows[space]` are the table rows of its keys; rows out
+    of range are padding."""
     update = {}
     for path, summed in total.update.items():
         if path in partition.of("keyed"):
@@ -107,9 +111,11 @@ def add(partition: Partition, total: Total, sent: Contribution, rows: Mapping[st
             update[path] = summed.at[at].add(sent.update[path], mode="drop")
         else:
             update[path] = summed + sent.update[path]
+    weights = lambda space: sent.held.get(space, sent.weight)
+    held = {s: summed.at[rows[s]].add(weights(s), mode="drop") for s, summed in total.held.items()}
     return Total(
         update,
-        {space: summed.at[rows[space]].add(sent.weight, mode="drop") for space, summed in total.held.items()},
+        held,
         total.weight + sent.weight,
         total.clients + sent.clients,
         add_sums(total.loss, sent.loss),
