@@ -12,11 +12,14 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.device import Device
+from partwise.metrics import Sums
 from partwise.model.partition import keyed, local, partition
 from partwise.server import optimizers
+from partwise.server.mean import mean
 from partwise.server.messages import read_invitation
 from partwise.server.report_form import SUMS
 from partwise.server.round import Accepted, Refused, Server
+from partwise.server.total import Contribution
 from partwise.types import UserError
 
 NUM_ITEMS, DIM = 10, 3
@@ -224,3 +227,85 @@ def test_clients_of_similar_sizes_share_programs(algorithm, device, store, state
         state = now.close().state
     assert server.add._cache_size() <= 2
     assert server.finish._cache_size() == 1
+
+
+@pytest.fixture(scope="module")
+def holding(biased_model):
+    """A server whose mean is over the holders of a row, so that sums say who holds it."""
+    model = biased_model(NUM_ITEMS, DIM)
+    return Server(
+        fed_recon(
+            model,
+            partition(model, {"user": local(), "item/*": keyed("item")}),
+            split=split.none(),
+            reconstruct=reconstruct.skip(),
+            update=update.by_steps(Schedule(4), 0.1),
+            optimizer=optimizers.sgd(1.0),
+            aggregator=mean(over_holders=("item",)),
+        ),
+        "run a",
+    )
+
+
+def sum_of_four(server, task, weight=12.0, clients=3.0, held=(12.0, 5.0)):
+    """The report of a site for its task, on two rows."""
+    keys, rng = {"item": np.array([2, 7])}, np.random.default_rng(0)
+    shapes = server.form.shapes({"item": 2}, clients=4)
+    leaves = {path: rng.normal(size=x.shape).astype(x.dtype) for path, x in shapes.items() if path[0] != "#"}
+    number = np.float32
+    held = {} if held is None else {"item": np.array(held, np.float32)}
+    sums = Sums(number(3), number(weight))
+    sent = Contribution(leaves, number(weight), number(clients), sums, np.asarray(True), held)
+    return server.form.write(task.about, sent, keys)
+
+
+def test_the_sum_of_a_site_is_divided_by_the_holders_of_each_row(holding):
+    state = init_server(holding.algorithm, jax.random.key(0))
+    now = holding.begin(state, 3, RNG)
+    (task,) = map(read_invitation, now.invite(["site"], {"site": 4}))
+    report = sum_of_four(holding, task)
+    assert now.accept(report) == Accepted("site", valid=True)
+    assert now.accept(report).reason == "duplicate"
+    closed = now.close()
+    assert (int(closed.total.clients), closed.empty, closed.missing) == (3, 1, 0)
+    table = from_bytes(report)[0]["item/table"]
+    moved = params_of(closed)["item/table"] - np.asarray(state.params["item/table"])
+    np.testing.assert_allclose(moved[[2, 7]], table / np.array([[12.0], [5.0]]), rtol=1e-4, atol=1e-6)
+    assert not np.any(np.delete(moved, [2, 7], axis=0))
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"clients": 5.0}, "weight"),
+        ({"clients": 2.5}, "weight"),
+        ({"clients": -1.0}, "weight"),
+        ({"clients": np.nan}, "weight"),
+        ({"clients": 0.0}, "weight"),
+        ({"weight": 0.0, "held": (0.0, 0.0)}, "weight"),
+        ({"weight": -12.0, "held": (0.0, 0.0)}, "weight"),
+        ({"weight": np.inf}, "not finite"),
+        ({"held": (np.nan, 5.0)}, "not finite"),
+        ({"held": (-1.0, 5.0)}, "weight"),
+        ({"held": (13.0, 5.0)}, "weight"),
+        ({"held": (12.0, 5.0, 5.0)}, "malformed"),
+        ({"held": None}, "malformed"),
+    ],
+    ids=str,
+)
+def test_a_sum_that_no_site_sends_is_refused_by_name(holding, lie, reason):
+    now = holding.begin(init_server(holding.algorithm, jax.random.key(0)), 3, RNG)
+    (task,) = map(read_invitation, now.invite(["site"], {"site": 4}))
+    verdict = now.accept(sum_of_four(holding, task, **lie))
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == reason, verdict.what
+    assert now.accept(sum_of_four(holding, task, weight=0.0, clients=0.0, held=(0.0, 0.0))).valid
+
+
+def test_who_is_one_client_sends_no_sum(holding):
+    now = holding.begin(init_server(holding.algorithm, jax.random.key(0)), 3, RNG)
+    (task,) = map(read_invitation, now.invite(["a"]))
+    assert "no business with '#held:item'" in now.accept(sum_of_four(holding, task, clients=1.0)).what
+    assert now.accept(sum_of_four(holding, task, clients=3.0, held=None)).reason == "weight"
+    with pytest.raises(UserError, match="invited for 0 clients"):
+        now.invite(["site"], {"site": 0})
