@@ -13,6 +13,7 @@ PAGES = {  # file -> page
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "examples/README.md": "examples.md",
+    "examples/browser/README.md": "browser.md",
 }
 OTHERS = ("CITATION.cff",)  # files that are linked to and are shown as they are
 
