@@ -117,8 +117,8 @@ class ReportForm:
         arrays, header = open_message("report", data)
         if header.get("valid") is not True:
             return _nothing(arrays), keys or {space: np.zeros(0, int) for space in self._partition.spaces}
-        if keys is None:
-            keys = _own_keys(arrays, self._partition)
+        if keys is None or any(name.startswith(KEYS) for name in arrays):
+            keys = _own_keys(arrays, self._partition, keys)
         check_arrays(
             "report", arrays, self.shapes({space: len(each) for space, each in keys.items()}, clients)
         )
@@ -155,12 +155,16 @@ def _nothing(arrays: Mapping[str, np.ndarray]) -> Contribution:
     return Contribution({}, zero, zero, Sums(zero, zero), np.asarray(False))  # pyright: ignore
 
 
-def _own_keys(arrays: dict[str, np.ndarray], partition: Partition) -> dict[str, np.ndarray]:
-    """The keys that a report names. They are taken out of its arrays."""
+def _own_keys(
+    arrays: dict[str, np.ndarray], partition: Partition, known: Mapping[str, np.ndarray] | None
+) -> dict[str, np.ndarray]:
+    """The keys that a report names, which must be those that are known. They are taken out of its arrays."""
     found = {}
     for space in partition.spaces:
         each = arrays.pop(f"{KEYS}{space}", None)
         if each is None or each.ndim != 1 or each.dtype != np.int32:
             raise UserError(f"the report must have '{KEYS}{space}', the keys of its rows, as int32")
+        if known is not None and not np.array_equal(known[space], each):
+            raise UserError(f"the report names other keys of '{space}' than its task has")
         found[space] = each.astype(np.int64)
     return found
