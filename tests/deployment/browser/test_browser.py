@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import socket
@@ -30,9 +29,11 @@ from partwise.data.store import ClientStore
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
 from partwise.deployment.federation import algorithm_of, found_run, open_hub
+from partwise.deployment.files import FolderPlace
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
 from partwise.deployment.hub import Hub
+from partwise.deployment.pages import write_order, write_pages
 from partwise.device import Device
 from partwise.runs.resolve import resolve
 from partwise.server.messages import About, send
@@ -497,13 +498,12 @@ class Pages(Wholes):
 
     def publish(self, number, params, rng):
         """As `Publisher.publish`."""
-        pages = pytest.importorskip("partwise.deployment.pages")
-        place = importlib.import_module("partwise.deployment.files").FolderPlace(self.folder)
+        place = FolderPlace(self.folder)
         count = self.partition.num_keys("item")
-        orders = {"item": pages.write_order(place, np.random.default_rng(0).permutation(count), 3)}
+        orders = {"item": write_order(place, np.random.default_rng(0).permutation(count), 3)}
         about = About(self.run, number, "", self.partition.digest)
         rng = jax.random.wrap_key_data(rng)
-        return pages.write_pages(place, self.partition, params, rng, about, orders).name
+        return write_pages(place, self.partition, params, rng, about, orders).name
 
 
 @pytest.fixture(params=[Wholes, Pages], ids=["whole", "pages"])
