@@ -92,7 +92,7 @@ def test_no_key_of_a_device_reaches_an_operators_route(run, url, enroll, token, 
     ]
     for headers in tries:
         status, data = ask(url, path, method=method, **{**signed, **headers})
-        assert (status, json.loads(data)["reason"]) == (401, "not allowed")
+        assert (status, json.loads(data)["reason"]) == (401, "token")
 
 
 def test_a_token_reaches_no_route_of_devices(run, url, token):

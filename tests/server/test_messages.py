@@ -159,7 +159,7 @@ def test_a_report_whose_keys_the_server_does_not_know_names_them():
 
 
 def test_precisions_that_cannot_be():
-    with pytest.raises(UserError, match=r"int4.*float16"):
+    with pytest.raises(UserError, match=r"int4.*int8"):
         ReportForm(mean(), PARTS, "int4")
     with pytest.raises(UserError, match="whole numbers"):
         ReportForm(fixed_point(mean(), 20), PARTS, "int8")

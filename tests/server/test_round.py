@@ -187,9 +187,9 @@ def test_a_forged_report_is_refused_by_name_and_changes_nothing(begun, name):
     assert (int(closed.total.clients), closed.bytes_up) == (1, len(report))
 
 
-def test_who_was_not_served_cannot_report(begun):
+def test_who_was_not_served_must_name_its_keys(begun):
     now, _, b, report = begun
-    assert now.accept(changed(report, {"task": b.about.task})).reason == "keys"
+    assert now.accept(changed(report, {"task": b.about.task})).reason == "malformed"
 
 
 def test_an_update_that_is_not_finite_is_counted_and_not_added(begun, state):

@@ -26,12 +26,12 @@ def serve(options: Options) -> Result:
     """`partwise serve`."""
     from partwise.cli.commands import asked
     from partwise.deployment.federation import found_run
-    from partwise.deployment.serve import Served, log_to_stderr, serve
+    from partwise.deployment.serve import Serving, log_to_stderr, serve
     from partwise.runs.folder import Folder
     from partwise.runs.resolve import resolve
 
     names = ("host", "port", "certificate", "key", "proxy", "journal", "files", "place", "until_end")
-    how = Served(**{name: getattr(options, name) for name in names}).check()
+    how = Serving(**{name: getattr(options, name) for name in names}).check()
     if not Folder(options.out).exists():
         task, recorded, changes = asked(options)
         if task is None:

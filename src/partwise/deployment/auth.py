@@ -49,12 +49,15 @@ class Signed(NamedTuple):
     nonce: str
 
 
-class NotAllowedError(Exception):
-    """A request that its sender may not make. `status` is 401 if nobody knows who it is, and else 403 or 409."""
+Why = Literal["not signed", "not enrolled", "signature", "clock", "revoked", "expired", "token", "https"]
 
-    def __init__(self, status: int, what: str):
+
+class NotAllowedError(Exception):
+    """A request that its sender may not make. `status` is 401 if nobody knows who it is, else 403."""
+
+    def __init__(self, status: int, reason: Why, what: str):
         super().__init__(what)
-        self.status = status
+        self.status, self.reason = status, reason
 
 
 class DeviceKey:
@@ -123,24 +126,31 @@ def verify(
     method, path, headers, body = request
     given = [headers.get(name, "") for name in (DEVICE, TIME, NONCE, SIGNATURE)]
     if not all(given):
-        raise NotAllowedError(401, "the request is not signed by a device")
+        raise NotAllowedError(401, "not signed", "the request is not signed by a device")
     device, moment, nonce, signature = given
     row = key_of(device)
     if row is None or row.role != "device":
-        raise NotAllowedError(401, f"device {device} is not enrolled")
+        raise NotAllowedError(401, "not enrolled", f"device {device} is not enrolled")
     try:
         proof = base64.b64decode(signature, validate=True)
         _public(row.public).verify(proof, _signed(method, path, body, moment, nonce))
         skew = abs(float(moment) - now)
     except (InvalidSignature, ValueError):
-        raise NotAllowedError(401, f"the signature of device {device} does not fit the request") from None
+        raise NotAllowedError(
+            401, "signature", f"the signature of device {device} does not fit the request"
+        ) from None
     check_valid(row, f"device {device}", now)
     if not skew <= WINDOW:
         raise NotAllowedError(
-            401, f"the clock of device {device} is {skew:.0f} seconds off, and {WINDOW:.0f} are allowed"
+            401,
+            "clock",
+            f"the clock of device {device} is {skew:.0f} seconds off, and {WINDOW:.0f} are allowed: the server's "
+            f"time is {now:.3f}",
         )
     if len(nonce) > LONGEST_NONCE:
-        raise NotAllowedError(401, f"a number that is used once has at most {LONGEST_NONCE} characters")
+        raise NotAllowedError(
+            401, "signature", f"a number that is used once has at most {LONGEST_NONCE} characters"
+        )
     return Signed(device, nonce)
 
 
@@ -155,7 +165,7 @@ def verify_operator(headers: Mapping[str, str], key_of: Callable[[str], KeyRow |
     row = key_of(operator_id(name)) if kind.lower() == "bearer" and name else None
     digest = hashlib.sha256(token.encode()).digest()
     if row is None or row.role != "operator" or not hmac.compare_digest(row.public, digest):
-        raise NotAllowedError(401, "this needs the token of an operator")
+        raise NotAllowedError(401, "token", "this needs the token of an operator")
     check_valid(row, f"operator {name}", now)
     return name
 
@@ -177,9 +187,9 @@ def operator_id(name: str) -> str:
 def check_valid(row: KeyRow, who: str, now: float) -> None:
     """Raise `NotAllowedError` if a key was revoked or has expired."""
     if row.revoked is not None:
-        raise NotAllowedError(403, f"{who} was revoked")
+        raise NotAllowedError(403, "revoked", f"{who} was revoked")
     if row.expires is not None and row.expires <= now:
-        raise NotAllowedError(403, f"the key of {who} has expired")
+        raise NotAllowedError(403, "expired", f"the key of {who} has expired")
 
 
 @lru_cache(maxsize=16_384)

@@ -112,8 +112,8 @@ class HttpLink:
             data = unpack(data, answer.headers.get("content-encoding", ""), most)
         except TooLargeError as error:
             raise UserError(f"{self.url}{path} sends {error}") from None
-        if answer.status == 401 and b"clock" in data:
-            raise ClockError(_refused(401, data).what)
+        if answer.status == 401 and (refused := _refused(401, data)).reason == "clock":
+            raise ClockError(refused.what)
         return answer.status, data
 
 

@@ -134,7 +134,7 @@ class _Application:
             begin = time.perf_counter()
             try:
                 if self.limits.tls and request.url.scheme != "https":
-                    raise NotAllowedError(403, "this server is reached over https only")
+                    raise NotAllowedError(403, "https", "this server is reached over https only")
                 response = await answer(request)
             except Exception as error:
                 response = _answer_to(error)
@@ -270,7 +270,7 @@ def _answer_to(error: Exception) -> Response:
     if isinstance(error, TooLargeError):
         return refusal(413, "too large", str(error))
     if isinstance(error, NotAllowedError):
-        return refusal(error.status, "not allowed", str(error))
+        return refusal(error.status, error.reason, str(error))
     if isinstance(error, UserError):
         return refusal(400, "malformed", str(error))
     if isinstance(error, JournalDownError):

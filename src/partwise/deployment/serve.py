@@ -27,7 +27,7 @@ LAST_ANSWERS = 3.0  # seconds for devices to hear that it has
 GRACE = 2  # seconds for requests that are being answered when the server stops
 
 
-class Served(NamedTuple):
+class Serving(NamedTuple):
     """How a run is served.
 
     host, port:   where the server listens; port 0: any that is free
@@ -50,7 +50,7 @@ class Served(NamedTuple):
     place: str = ""
     until_end: bool = False
 
-    def check(self) -> Served:
+    def check(self) -> Serving:
         """Itself, if nobody but devices and server can read what they send."""
         if (self.certificate is None) != (self.key is None):
             raise UserError(
@@ -67,7 +67,7 @@ class Served(NamedTuple):
         return self
 
 
-def serve(run: str | Path, how: Served, told: Callable[[str], None] = lambda url: None) -> Hub:
+def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda url: None) -> Hub:
     """Serve a run until SIGINT or SIGTERM, or until it ends. `told` is called with the server's URL."""
     how.check()
     hub, offer, files = open_run(run, how.journal, how.files, how.place)
@@ -97,7 +97,7 @@ def serve(run: str | Path, how: Served, told: Callable[[str], None] = lambda url
     return hub
 
 
-async def _serve(server: uvicorn.Server, hub: Hub, how: Served, told: Callable[[str], None]) -> None:
+async def _serve(server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None]) -> None:
     watching = asyncio.create_task(_watch(server, hub, how, told))
     try:
         await server.serve()
@@ -105,7 +105,7 @@ async def _serve(server: uvicorn.Server, hub: Hub, how: Served, told: Callable[[
         watching.cancel()
 
 
-async def _watch(server: uvicorn.Server, hub: Hub, how: Served, told: Callable[[str], None]) -> None:
+async def _watch(server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None]) -> None:
     """Tell where the server listens, and stop it when the run has ended, if that is wanted."""
     while not server.started:
         await asyncio.sleep(0.01)

@@ -17,12 +17,12 @@ from typing import Any
 from partwise.checkpoint import digest_of, load_json, read_file, save_arrays, save_json, write_file
 from partwise.runs.onnx_program import to_onnx
 from partwise.runs.personal import Personal, load_local
-from partwise.runs.program import PLATFORMS, Program, Staged, program_of, to_stablehlo
+from partwise.runs.program import PLATFORMS, Program, Stages, program_of, to_stablehlo
 from partwise.runs.versions import versions
 from partwise.types import UserError, unknown
 
 KIND = "personal model"  # in the headers
-FORMATS: Mapping[str, Callable[[Program, int | None], Staged]] = {"stablehlo": to_stablehlo, "onnx": to_onnx}
+FORMATS: Mapping[str, Callable[[Program, int | None], Stages]] = {"stablehlo": to_stablehlo, "onnx": to_onnx}
 SCRIPT = Path(__file__).with_name("run_exported.py")
 FILES = ("model.safetensors", "model.json", "ids.json", "run.py", *(f"model.{name}" for name in FORMATS))
 PRIVATE = 0o600  # for what holds the local part
@@ -100,7 +100,7 @@ def _local(personal: Personal, local: str | Path | Mapping[str, Any] | None) -> 
     return found if local is None or isinstance(local, Mapping) else load_local(local, personal.digest)
 
 
-def _about(personal: Personal, program: Program, staged: Mapping[str, Staged]) -> dict[str, Any]:
+def _about(personal: Personal, program: Program, staged: Mapping[str, Stages]) -> dict[str, Any]:
     """The content of model.json."""
     told = lambda each: {"shape": list(each.shape), "type": each.dtype.name}
     inputs = {
@@ -121,7 +121,7 @@ def _about(personal: Personal, program: Program, staged: Mapping[str, Staged]) -
 
 
 def _write(
-    folder: Path, personal: Personal, program: Program, staged: Mapping[str, Staged], about: Mapping[str, Any]
+    folder: Path, personal: Personal, program: Program, staged: Mapping[str, Stages], about: Mapping[str, Any]
 ) -> None:
     header = {name: about[name] for name in ("kind", "model", "versions")}
     save_arrays(folder / "model.safetensors", program.params, header, mode=PRIVATE)

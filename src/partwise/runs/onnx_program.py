@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.model.softmax import NOTHING
-from partwise.runs.program import FIXED_ROWS, Program, Staged, any_rows, batch_shapes
+from partwise.runs.program import FIXED_ROWS, Program, Stages, any_rows, batch_shapes
 from partwise.types import UserError
 
 LARGEST = 2**31 - 2**20  # bytes: an ONNX file is one message of Protocol Buffers
@@ -24,7 +24,7 @@ CLOSE = 1e-5  # how far outputs may be from those of JAX, relative to the larges
 TRIED_ROWS = (1, 5)
 
 
-def to_onnx(program: Program, rows: int | None = None) -> Staged:
+def to_onnx(program: Program, rows: int | None = None) -> Stages:
     """The program as ONNX, with the parameters in it, for any number of rows if the converter can do it.
     onnxruntime has computed the same outputs as JAX.
 
@@ -41,7 +41,7 @@ def to_onnx(program: Program, rows: int | None = None) -> Staged:
     for each in [rows] if rows else [None, FIXED_ROWS]:
         try:
             data = _converted(converter, program, each)
-            return Staged(data, each, _checked(program, data, each))
+            return Stages(data, each, _checked(program, data, each))
         except Exception as error:  # the converter raises whatever goes wrong in it
             problems.append((str(error) or repr(error)).splitlines()[0])
     raise UserError(

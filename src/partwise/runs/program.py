@@ -40,7 +40,7 @@ class Program(NamedTuple):
     num_ids: Mapping[str, int]  # of the columns with ids
 
 
-class Staged(NamedTuple):
+class Stages(NamedTuple):
     """A program for other systems."""
 
     data: bytes
@@ -142,7 +142,7 @@ def _staged(program: Program, rows: Any, platforms: tuple[str, ...]) -> stages.E
         ) from error
 
 
-def to_stablehlo(program: Program, rows: int | None = None) -> Staged:
+def to_stablehlo(program: Program, rows: int | None = None) -> Stages:
     """The program as `jax.export` serializes it, for any number of rows if the model allows it.
 
     Args:
@@ -160,7 +160,7 @@ def to_stablehlo(program: Program, rows: int | None = None) -> Staged:
             staged = _staged(program, fixed, PLATFORMS)
         data = bytes(staged.serialize())
     output = staged.out_avals[0]
-    return Staged(data, fixed, jax.ShapeDtypeStruct(output.shape[1:], output.dtype))
+    return Stages(data, fixed, jax.ShapeDtypeStruct(output.shape[1:], output.dtype))
 
 
 @contextmanager

@@ -6,11 +6,12 @@ model, a digest of the model's leaves and roles, and the task. The reader knows 
 message. So it first compares the size of the message with theirs, before it parses anything. Then it checks
 every name, type and shape.
 
-    invitation  server -> client    take part in this round: choose your keys slices      server -> client
-    shared and frozen leaves, the slices of its keys, the round's randomness report      client -> server    the
-    client's contribution to the sum (`server.report_form`), or a note that it is
-                                    not finite
+    invitation  server -> client    take part in this round: choose your keys
+    slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness
+    report      client -> server    the client's contribution to the sum, or a note that it is not finite
     metrics     client -> server    the metrics of a client that evaluated the model, as sums
+
+`server.report_form` reads and writes reports.
 """
 
 from __future__ import annotations
