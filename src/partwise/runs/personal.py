@@ -24,13 +24,21 @@ from partwise.data.reading import regular
 from partwise.data.store import ClientStore
 from partwise.device import Device
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.runs.client_file import ClientFile, Form, Source, read_client_file, readable
+from partwise.runs.client_file import (
+    ClientFile,
+    Form,
+    Source,
+    check_from_tables,
+    read_client_file,
+    readable,
+    tell_unknown,
+)
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import entry_of
 from partwise.runs.sanity import check_finite
 from partwise.server.messages import send
 from partwise.tasks import Setting
-from partwise.types import RunWarning, UserError, counted, unknown
+from partwise.types import RunWarning, UserError, unknown
 
 
 class Personal:
@@ -158,7 +166,7 @@ class Personal:
         for name in columns:
             if name not in self.names:
                 raise unknown("column of the model", name, self.names)
-        self._check_from_tables([name for name in columns if name in self.vocabularies])
+        check_from_tables(self.vocabularies, [name for name in columns if name in self.vocabularies])
         form = Form(
             {name: self.names[name] for name in columns},
             self.vocabularies,
@@ -169,28 +177,9 @@ class Personal:
         file = read_client_file(path, form, client_id)
         for name, count in file.unknown.items():
             if count:
-                warnings.warn(_tell_unknown(path, name, count), RunWarning, stacklevel=2)
+                told = f"{tell_unknown(path, name, count)} (in Python, `rows` of what was read says which are used)"
+                warnings.warn(told, RunWarning, stacklevel=2)
         return file
-
-    def _check_from_tables(self, named: Sequence[str]) -> None:
-        """Raise `UserError` if keys are not sorted by id. Keys of tables are; keys of words are sorted by
-        frequency."""
-        for name in named:
-            ids = self.vocabularies[name]
-            if np.any(ids[1:] < ids[:-1]):
-                raise UserError(
-                    f"the column '{name}' of this model was made of text, and a client's file can only be read "
-                    f"where its columns are the model's own: in Python give `Personal.personalize` and "
-                    f"`Personal.predict` the client's store, made as the training data was (docs/data.md, Text)"
-                )
-
-
-def _tell_unknown(path: str | Path, name: str, count: int) -> str:
-    rows, are = counted(count, "row"), "is" if count == 1 else "are"
-    return (
-        f"{rows} of '{path}' with a value of '{name}' that the model does not know {are} left out (in Python, "
-        f"`rows` of what was read says which rows are used)"
-    )
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
