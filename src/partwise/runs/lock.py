@@ -23,6 +23,10 @@ ATTEMPTS = 100  # tries for a lock that others take and release at the same time
 UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # some network file systems
 
 
+class HeldError(UserError):
+    """Another process is writing to a folder."""
+
+
 def check_place(path: str | Path) -> Path:
     """Return the path. Raises `UserError` if there is no folder and there cannot be one."""
     if not str(path):
@@ -45,7 +49,7 @@ def cannot(path: str | Path, reason: str) -> UserError:
 
 
 def refuse_if_held(path: str | Path) -> None:
-    """Raise `UserError` if another process is writing to this folder now. Creates no files."""
+    """Raise `HeldError` if another process is writing to this folder now. Creates no files."""
     file = check_place(path) / FILE
     with contextlib.suppress(OSError):
         handle = os.open(file, os.O_RDWR | os.O_CLOEXEC)
@@ -104,7 +108,7 @@ def _take(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(
+        raise HeldError(
             f"another run is writing to '{path}' ({_holder(handle)}): wait until it ends, stop it, or choose "
             f"another folder with --out (out=...)"
         ) from None
