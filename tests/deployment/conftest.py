@@ -8,13 +8,19 @@ import socket
 import subprocess
 import threading
 import time
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import urllib3
 import uvicorn
 
+from partwise.algorithms.registry import prepare
 from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.federation import found_run, open_run
+from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
+from partwise.runs.resolve import resolve
 
 
 @contextlib.contextmanager
@@ -57,6 +63,48 @@ def enroll():
         return key
 
     return enrolled
+
+
+class Federation(NamedTuple):
+    """A run of planted ratings on a real server."""
+
+    prepared: Any
+    hub: Any
+    offer: Any
+    url: str
+
+    def key(self, **known):
+        """The key of a new device that may take part, unless more is known of it."""
+        key = DeviceKey.new()
+        self.hub.keys.enroll(KeyRow(key.device, key.public, **known))
+        return key
+
+    def link(self):
+        return HttpLink(self.url, self.key(), hold=0.2)
+
+    def lines(self, places):
+        """The table of some clients, as lines of CSV."""
+        store = self.prepared.store.gather(places)
+        owners = np.repeat(store.client_ids, store.counts).tolist()
+        rows = zip(owners, store.columns["item"].tolist(), store.columns["rating"], strict=True)
+        return ["user,item,rating", *(f"{user},{item},{rating!s}" for user, item, rating in rows)]
+
+
+@pytest.fixture
+def federate(tmp_path):
+    """A function that founds a run and serves it; all servers are stopped at the end."""
+    small = {"data.num_clients": 30, "data.num_items": 20, "data.mean_examples": 12, "data.dim": 2}
+    small |= {"cohort.size": 2, "rounds": 3, "server.schedule": "constant"}
+    with contextlib.ExitStack() as stack:
+
+        def start(folder="served", settings=(), **rules):
+            task, config = resolve("planted", None, small | dict(settings))
+            found_run(task, config, tmp_path / folder)
+            hub, offer, _ = open_run(tmp_path / folder, **{"quorum": 1, "fresh": 1e6, "poll": 0.02} | rules)
+            stack.callback(hub.close)
+            return Federation(prepare(task, config), hub, offer, stack.enter_context(serving(hub, offer)))
+
+        yield start
 
 
 @pytest.fixture(scope="session")

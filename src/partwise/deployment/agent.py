@@ -6,35 +6,86 @@ An agent holds the examples of one client (a phone) or of many (a site). They st
 
 from __future__ import annotations
 
-import random
+import contextlib
+import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
-import numpy as np
+from pathlib import Path
 
 from partwise.algorithm import Algorithm
 from partwise.data.store import ClientStore
-from partwise.deployment.coordinator import Wait
-from partwise.deployment.link import Link, UnreachableError
-from partwise.device import Device
-from partwise.server.messages import Invitation
-from partwise.server.round import Refused
+from partwise.deployment.link import Link
+from partwise.deployment.offered import algorithm_of
+from partwise.deployment.own_data import OwnTable
+from partwise.deployment.own_store import OwnStore, opened
+from partwise.deployment.policy import policy_of, status
+from partwise.deployment.resident import Pace, Resident
+from partwise.deployment.workplace import PRECISION, REFRESH, Worked, Workplace
+from partwise.types import UserError
 
-LONGEST_WAIT = 60.0  # seconds between two tries of a server that does not answer
+log = logging.getLogger("partwise.agent")
 
 
-class Worked(NamedTuple):
-    """What came of one task."""
+def run_agent(
+    link: Link,
+    data: str,
+    store: str | Path,
+    policy: str = "",
+    id: str | None = None,
+    most: int = 1,
+    refresh: int = REFRESH,
+) -> Iterator[Worked]:
+    """Take part in a run with one's own table, until the run ends or the process is told to stop (SIGTERM).
 
-    client: str
-    version: int
-    accepted: bool
-    reason: str = ""  # why not
+    Args:
+        link: The way to the run.
+        data: The table (`deployment.own_data.open_store` says of which kinds).
+        store: The folder of what the device keeps.
+        policy: When the device may work, as in "charging,idle".
+        id: The only client that is wanted; if the table does not name its clients, the client of all rows.
+        most: For how many clients it asks for work at a time.
+        refresh: After how many versions a local part is rebuilt, although the data is the same.
+
+    Yields:
+        What came of every task.
+    """
+    if most < 1 or refresh < 1:
+        raise UserError(f"most is {most} and refresh is {refresh}: give at least 1")
+    ready = policy_of(policy)
+    with stopping() as stop, opened(store) as own:
+        begin = lambda: _begin(link, data, id, own, refresh)
+        yield from Resident(link, begin, Pace(ready, most, stop.wait, stop.is_set, status)).run()
+
+
+def _begin(link: Link, data: str, id: str | None, own: OwnStore, refresh: int) -> Workplace:
+    """The workplace for what the server offers now."""
+    offer = link.offer()
+    table = OwnTable(offer, data, id)
+    algorithm = algorithm_of(offer, table.now())
+    own.belong(offer.run, offer.model)
+    precision = str(offer.settings.get("deploy.precision", PRECISION))
+    return Workplace(link, algorithm, table.now, own, offer.run, refresh, precision)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """What SIGTERM sets. The task in hand is finished first. In a thread, where there are no signals, nothing sets
+    it."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Agent:
-    """A device with its clients.
+    """A device whose clients' examples are in memory.
 
     Args:
         link: The way to the run.
@@ -43,6 +94,7 @@ class Agent:
         ready: Whether the device may work now (charging, unmetered, idle ...).
         most: For how many clients it asks for work at a time.
         sleep: Waits so many seconds.
+        own: What the device keeps for its clients. By default it is in memory, without their local parts.
     """
 
     def __init__(
@@ -54,45 +106,12 @@ class Agent:
         ready: Callable[[], bool] = lambda: True,
         most: int = 1,
         sleep: Callable[[float], None] = time.sleep,
+        own: OwnStore | None = None,
     ):
-        self._link, self._store, self._ready, self._most, self._sleep = link, store, ready, most, sleep
-        self._device = Device(algorithm)
-        self._places = {str(name): place for place, name in enumerate(store.client_ids.tolist())}
-        self._kept: dict[str, dict[str, np.ndarray]] = {}
+        refresh = REFRESH if own else None
+        place = Workplace(link, algorithm, lambda: store, own or OwnStore(), refresh=refresh)
+        self._resident = Resident(link, lambda: place, Pace(ready, most, sleep))
 
     def run(self) -> Iterator[Worked]:
         """Work until the run ends. A server that does not answer is tried again, later and later."""
-        joined, tries = False, 0
-        while True:
-            try:
-                if not joined:
-                    self._link.join(self._places)
-                    joined = True
-                given = self._link.poll(self._ready(), self._most)
-                if isinstance(given, Wait):
-                    if given.ended:
-                        return
-                    self._sleep(given.seconds * random.uniform(0.8, 1.2))
-                    continue
-                for job in given.jobs:
-                    yield self._work(job.invitation)
-                tries = 0
-            except UnreachableError:
-                tries += 1
-                self._sleep(min(LONGEST_WAIT, 0.5 * 2**tries) * random.uniform(0.5, 1.0))
-
-    def _work(self, invitation: Invitation) -> Worked:
-        """One task, from the choice of keys to the report."""
-        client, here = invitation.client, invitation.about
-        examples = self._store.gather([self._places[client]])
-        asked = self._device.ask(examples, invitation.seed, invitation.round)
-        message = self._link.slices(here.task, asked.keys)
-        if isinstance(message, Refused):
-            return Worked(client, here.version, accepted=False, reason=message.reason)
-        report, kept = self._device.report_and_keep(message, examples, asked, self._kept.get(client))
-        verdict = self._link.report(report)
-        if isinstance(verdict, Refused):
-            return Worked(client, here.version, accepted=False, reason=verdict.reason)
-        if kept:
-            self._kept[client] = kept
-        return Worked(client, here.version, accepted=True)
+        return self._resident.run()

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 
 from partwise.algorithm import Algorithm, init_server
-from partwise.algorithms.registry import find_algorithm, prepare, recorded
+from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
-from partwise.config.settings import Config, parse_toml
+from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Coordinator
@@ -26,13 +26,14 @@ from partwise.deployment.files import open_place
 from partwise.deployment.hub import Hub, Publisher
 from partwise.deployment.journal import Journal
 from partwise.deployment.link import Offer
+from partwise.deployment.offered import algorithm_of as algorithm_of
+from partwise.deployment.offered import algorithm_with
 from partwise.deployment.publisher import PagePublisher, WholePublisher
 from partwise.deployment.rules import make_rules
 from partwise.model.partition import Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
 from partwise.runs.folder import Folder
-from partwise.runs.resolve import entry_of
 from partwise.selection.key_heat import count_heats, load_heats, save_heats
 from partwise.server.round import Server
 from partwise.tasks import Task
@@ -163,25 +164,6 @@ def _finish(folder: Folder, hub: Hub) -> None:
     folder.replace_records(hub.records())
     number = hub.round().number
     folder.save_model(hub.state(number).params, {"round": number})
-
-
-def algorithm_of(offer: Offer, store: ClientStore) -> Algorithm:
-    """The run's algorithm on a device with these clients."""
-    algorithm = algorithm_with(recorded(parse_toml(offer.config)), offer.options, store)
-    if algorithm.partition.digest != offer.model:
-        raise UserError(
-            "the server's model is not the one that its settings make here: this device has another version of "
-            "partwise, or of the package that the task comes from. Install the server's"
-        )
-    return algorithm
-
-
-def algorithm_with(config: Config, options: Mapping[str, Any], store: ClientStore) -> Algorithm:
-    """The algorithm of a configuration; `store` has the training clients, as far as they are known here."""
-    personal, stateful = entry_of(config.task).settings(**options)
-    own = Task(config.task, store, store, store, personal, stateful, options=options)
-    prepared = prepare(own, config)
-    return prepared.build(prepared.rates)
 
 
 def describe_leaves(partition: Partition) -> dict[str, Any]:

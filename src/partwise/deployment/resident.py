@@ -1,0 +1,181 @@
+"""The life of an agent: ask for work, work, and go on whatever happens. docs/agents.md has its rules as a table."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from partwise.deployment.coordinator import Wait
+from partwise.deployment.http_link import ClockError
+from partwise.deployment.link import Link, UnreachableError
+from partwise.deployment.workplace import TROUBLE, Worked, Workplace
+from partwise.server.messages import Invitation
+from partwise.types import UserError, counted
+
+log = logging.getLogger("partwise.agent")
+
+LONGEST_WAIT = 60.0  # seconds between two tries
+LONGEST_LEASE = 600.0  # seconds that an agent waits until others are given its tasks
+NAMES_AT_ONCE = 1000  # clients that are joined with one request
+
+
+class Pace(NamedTuple):
+    """When an agent works, and how much."""
+
+    ready: Callable[[], bool] = lambda: True  # whether the device may work now
+    most: int = 1  # clients for which it asks for work at a time
+    sleep: Callable[[float], object] = time.sleep
+    stopped: Callable[[], bool] = lambda: False  # whether it is to end
+    status: Callable[[], Mapping[str, Any]] = dict  # what the device tells of itself
+
+
+class Resident:
+    """An agent's life.
+
+    Args:
+        link: The way to the run.
+        begin: Asks what the run is, and returns the workplace for it.
+        pace: When it works.
+    """
+
+    def __init__(self, link: Link, begin: Callable[[], Workplace], pace: Pace):
+        self._link, self._begin, self._pace = link, begin, pace
+        self._place: Workplace | None = None
+        self._joined: set[str] = set()
+        self._declined: set[str] = (
+            set()
+        )  # tasks that came to nothing: the server offers them until their round ends
+        self._begun = self._ended = self._worked = False
+        self._tries, self._said, self._ready = 0, "", True
+
+    def run(self) -> Iterator[Worked]:
+        """Work until the run ends, or until the agent is stopped.
+
+        Raises:
+            UserError: The agent cannot begin: the data cannot be read, the device may not take part ... Later on
+                such things are lines in the log, and are tried again.
+        """
+        while not (self._ended or self._pace.stopped()):
+            try:
+                yield from self._turn()
+            except ClockError as error:
+                self._later(f"the clock of this device is wrong: {error}", longest=True)
+            except UnreachableError as error:
+                self._joined.clear()  # it may have forgotten
+                self._later(f"the server does not answer: {error}")
+            except TROUBLE as error:
+                if self._begun or not isinstance(error, UserError):
+                    self._later(f"this cannot be done now: {str(error) or repr(error)}")
+                else:
+                    raise
+        log.info("the agent ends: %s", "the run has ended" if self._ended else "it was told to stop")
+
+    def _turn(self) -> Iterator[Worked]:
+        """Ask once, and work on what was given."""
+        place = self._place = self._place or self._begin()
+        heard = place.finish()
+        if heard:
+            yield heard
+        self._join(place.look())
+        self._begun = True
+        most = self._pace.most + len(self._declined)
+        given = self._link.poll(self._may_work(), most, self._pace.status())
+        if isinstance(given, Wait):
+            self._wait(given)
+            return
+        self._declined &= {each.invitation.about.task for each in given.jobs}
+        new = [each for each in given.jobs if each.invitation.about.task not in self._declined]
+        if not new:  # it gives them to nobody else before their lease ends
+            self._pace.sleep(_seconds(given.lease, LONGEST_LEASE) * 1.1)
+            return
+        good, self._worked = False, True
+        for job in new[: self._pace.most]:
+            if self._pace.stopped() or self._has_moved(place, job.invitation):
+                return
+            place.look()
+            done = place.work(job)
+            good |= done.accepted
+            if not done.accepted:
+                self._declined.add(job.invitation.about.task)
+            yield done
+        if good:
+            self._well()
+        else:
+            self._later("")
+
+    def _join(self, names: set[str]) -> None:
+        """Tell the server about clients that it has not heard of. Those that it refuses later on, because they are
+        on another device, are not there for this run."""
+        new = sorted(names - self._joined)
+        for first in range(0, len(new), NAMES_AT_ONCE):
+            some = new[first : first + NAMES_AT_ONCE]
+            try:
+                self._link.join(some)
+            except UserError as error:
+                if not self._begun:
+                    raise
+                log.warning("%s could not join: %s", counted(len(some), "new client"), error)
+            self._joined |= set(some)
+
+    def _may_work(self) -> bool:
+        ready = self._pace.ready()
+        if ready != self._ready:
+            log.info("the device may work" if ready else "the device may not work now: its policy says so")
+        self._ready = ready
+        return ready
+
+    def _has_moved(self, place: Workplace, invitation: Invitation) -> bool:
+        """Whether the server now has another run or model than the one that this workplace is for."""
+        if place.run is None or place.fits(invitation.about):
+            return False
+        offer = self._link.offer()
+        if (offer.run, offer.model) == (place.run, place.model):
+            return False
+        log.warning(
+            "the server now has another run or model (%s, before %s): beginning anew", offer.run, place.run
+        )
+        self._place = None
+        self._joined.clear()
+        self._declined.clear()
+        return True
+
+    def _wait(self, given: Wait) -> None:
+        self._well()
+        self._declined.clear()
+        self._ended = given.ended
+        if self._worked:
+            give_back_memory()
+            self._worked = False
+        if not given.ended:
+            self._pace.sleep(_seconds(given.seconds, LONGEST_WAIT) * random.uniform(0.8, 1.2))
+
+    def _well(self) -> None:
+        if self._said:
+            log.info("all is well again")
+        self._tries, self._said = 0, ""
+
+    def _later(self, what: str, longest: bool = False) -> None:
+        """Say once what is wrong, and wait: longer every time, up to a minute."""
+        self._tries = min(self._tries + 1, 10)
+        kind = what[:40]
+        if what and kind != self._said:
+            log.warning("%s (trying again, at least every %.0f seconds)", what, LONGEST_WAIT)
+            self._said = kind
+        seconds = LONGEST_WAIT if longest else min(LONGEST_WAIT, 0.5 * 2**self._tries)
+        self._pace.sleep(seconds * random.uniform(0.5, 1.0))
+
+
+def give_back_memory() -> None:
+    """Give back what compiling has left, where the C library can (glibc): some 70 MB of 440."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _seconds(told: float, longest: float) -> float:
+    """How long to wait, as a server tells it, which may be nonsense."""
+    return told if 0 < told <= longest else longest
