@@ -20,6 +20,7 @@ from partwise.deployment.link import Link
 from partwise.deployment.offered import algorithm_of
 from partwise.deployment.own_data import OwnTable
 from partwise.deployment.own_store import OwnStore, opened
+from partwise.deployment.page_reader import Reader
 from partwise.deployment.policy import policy_of, status
 from partwise.deployment.resident import Pace, Resident
 from partwise.deployment.workplace import PRECISION, REFRESH, Worked, Workplace
@@ -66,7 +67,8 @@ def _begin(link: Link, data: str, id: str | None, own: OwnStore, refresh: int) -
     algorithm = algorithm_of(offer, table.now())
     own.belong(offer.run, offer.model)
     precision = str(offer.settings.get("deploy.precision", PRECISION))
-    return Workplace(link, algorithm, table.now, own, offer.run, refresh, precision)
+    reader = Reader(link.files(offer.files), own.place("files"), algorithm.partition)
+    return Workplace(link, algorithm, table.now, own, offer.run, refresh, precision, reader)
 
 
 @contextlib.contextmanager

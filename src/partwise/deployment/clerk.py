@@ -65,9 +65,12 @@ class Clerk:
                     waiting.append(following)
                     break
                 together.append(following)
-            self._answer(together)
+            # Who does not wait any more (a device that hung up) is not answered.
+            self._answer([each for each in together if each.answer.set_running_or_notify_cancel()])
 
     def _answer(self, together: list[_Asked]) -> None:
+        if not together:
+            return
         try:
             with self._transaction() as book:
                 answers = [each.decide(book) for each in together]

@@ -18,7 +18,7 @@ from typing import TypeVar
 import urllib3
 
 from partwise.deployment.files import check_name, fits
-from partwise.deployment.http_link import UnreachableError
+from partwise.deployment.link import UnreachableError
 from partwise.deployment.ranges import Piece
 from partwise.types import UserError
 

@@ -15,6 +15,7 @@ from partwise.checkpoint import to_bytes
 from partwise.deployment.auth import DeviceKey
 from partwise.deployment.bodies import ZSTD, TooLargeError, pack, unpack
 from partwise.deployment.coordinator import Wait, Work
+from partwise.deployment.http_files import HttpFiles
 from partwise.deployment.link import PROTOCOL, Offer, UnreachableError, read_answer
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
@@ -41,7 +42,7 @@ class HttpLink:
     def __init__(self, url: str, key: DeviceKey, authority: str | Path | None = None, hold: float = 20.0):
         if not re.match(r"https?://[^/]+", url):
             raise UserError(f"the server's URL must begin with https:// (or http://), not '{url}'")
-        self.url, self.key, self._hold = url.rstrip("/"), key, hold
+        self.url, self.key, self._hold, self._authority = url.rstrip("/"), key, hold, authority
         trusted = str(authority) if authority else None
         timeout = urllib3.Timeout(connect=CONNECT, read=READ + hold)
         self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=trusted, maxsize=4)
@@ -75,9 +76,9 @@ class HttpLink:
         """Slices of the newest version of the model."""
         return self._good("POST", "/v1/model/slices", _keys(keys))
 
-    def file(self, name: str, most: int) -> bytes:
-        """As `Link.file`."""
-        return self._good("GET", f"/v1/files/{name}", most=most)
+    def files(self, url: str) -> HttpFiles:
+        """As `Link.files`."""
+        return HttpFiles(url or f"{self.url}/v1/files", authority=self._authority)
 
     def report(self, report: bytes) -> Accepted | Refused:
         """As `Link.report`."""

@@ -101,7 +101,7 @@ class _Application:
             post("/v1/tasks/{task}/slices", self.slices, keys),
             post("/v1/reports", self.report, server.form.largest),
             post("/v1/model/slices", self.model, keys),
-            get("/v1/files/{name}", self.file),
+            Route("/v1/files/{name}", self.guarded("/v1/files", self.file)),
             Route("/healthz", self.health),
             *operator_routes(self.hub, self.meters, self.guarded),
         ]
@@ -198,7 +198,8 @@ class _Application:
         found = await asyncio.to_thread(self.hub.newest, _keys(body))
         return _refused(found) if isinstance(found, Refused) else answer_with(request, found, SAFETENSORS)
 
-    async def file(self, signed: Signed, body: bytes, request: Request) -> Response:
+    async def file(self, request: Request) -> Response:
+        """A file of slices. Who has its name, which only devices are told, may have it, as from nginx or a CDN."""
         name = request.path_params["name"]
         path = self.files / name if self.files and name.replace(".", "").isalnum() else None
         if path is None or not path.is_file():

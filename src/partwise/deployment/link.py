@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from partwise.deployment.coordinator import Job, Wait, Work
+from partwise.deployment.page_reader import Fetch
 from partwise.server.messages import About, Invitation
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
@@ -60,8 +61,8 @@ class Link(Protocol):
         """Fetch the slices of a task's keys."""
         ...
 
-    def file(self, name: str, most: int) -> bytes:
-        """Fetch a file of slices, of at most so many bytes."""
+    def files(self, url: str) -> Fetch:
+        """What fetches files of slices from this URL; if it is empty, from the server itself."""
         ...
 
     def report(self, report: bytes) -> Accepted | Refused:

@@ -16,12 +16,14 @@ from partwise.algorithms.registry import find_algorithm, recorded
 from partwise.config.settings import parse_toml
 from partwise.data.sqlite_table import sqlite_place
 from partwise.data.store import ClientStore
+from partwise.data.store import open_store as open_folder
 from partwise.deployment.link import Offer
 from partwise.runs.client_file import Form, check_from_tables, read_clients, tell_unknown
 from partwise.runs.resolve import entry_of
 from partwise.types import UserError
 
 log = logging.getLogger("partwise.agent")
+STORE = "store:"
 
 Stamp = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, time of the last change) of every file
 
@@ -32,14 +34,31 @@ def open_store(offer: Offer, place: str, id: str | None = None) -> ClientStore:
     Args:
         offer: What the run is.
         place: A .csv, .tsv, .parquet, .arrow or .feather file, a folder of .parquet files, or
-            `sqlite:PATH?table=NAME`, `sqlite:PATH?query=SELECT ...`.
+            `sqlite:PATH?table=NAME`, `sqlite:PATH?query=SELECT ...`, or `store:FOLDER` with what
+            `ClientStore.save` wrote, whose keys must be the model's.
         id: The only client that is wanted; if the table does not name its clients, the client of all rows.
     """
+    if place.startswith(STORE):
+        return _saved_store(offer, place.removeprefix(STORE))
     found = read_clients(place, form_of(offer), id)
     for name, count in found.unknown.items():
         if count:
             log.warning(tell_unknown(place, name, count))
     return found.examples
+
+
+def _saved_store(offer: Offer, folder: str) -> ClientStore:
+    """A store that was saved as the run's model reads it: with its keys, in their order."""
+    store = open_folder(folder)
+    for name, ids in offer.vocabularies.items():
+        if name in store.columns and store.vocabularies.get(name, np.zeros(0)).tolist() != ids:
+            raise UserError(
+                f"the keys of '{name}' in '{folder}' are not those of the run: give a table with the ids themselves"
+            )
+    for name, shape in offer.shapes.items():
+        if name not in store.columns or list(store.columns[name].shape[1:]) != list(shape):
+            raise UserError(f"'{folder}' must have a column '{name}' with values of shape {shape}")
+    return store
 
 
 def form_of(offer: Offer) -> Form:
@@ -80,7 +99,8 @@ def _form(offer: Offer) -> Form:
 def stamp_of(place: str) -> Stamp:
     """What changes whenever the table changes. SQLite has the newest changes in a file beside its own."""
     sqlite = sqlite_place(place)
-    paths = [sqlite.file, Path(f"{sqlite.file}-wal")] if sqlite else _files(Path(place))
+    plain = Path(place.removeprefix(STORE))
+    paths = [sqlite.file, Path(f"{sqlite.file}-wal")] if sqlite else _files(plain)
     return tuple(found for path in paths for found in _stat(path))
 
 

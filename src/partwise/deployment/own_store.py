@@ -65,6 +65,10 @@ class OwnStore:
         except (UserError, OSError) as error:
             self._tell_full(error)
 
+    def place(self, name: str) -> Path | None:
+        """A folder for files that are fetched; None if there is no folder."""
+        return None if self._folder is None else self._folder / name
+
     def get(self, kind: Kind, client: str) -> Holding | None:
         """What was put there last; None if there is nothing, or nothing that is whole."""
         if (kind, client) in self._memory or self._folder is None:

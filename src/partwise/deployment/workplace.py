@@ -20,9 +20,10 @@ from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Job
 from partwise.deployment.link import Link, UnreachableError
 from partwise.deployment.own_store import OwnStore
+from partwise.deployment.page_reader import Reader
 from partwise.device import Asked, Device
 from partwise.metrics import Measured, Sums
-from partwise.server.messages import About, Invitation, about, write_metrics
+from partwise.server.messages import About, Invitation, Slices, about, write_metrics
 from partwise.server.round import Refused
 from partwise.types import UserError
 
@@ -48,7 +49,7 @@ class Sent(NamedTuple):
     """A report that was sent, and what is needed once it is accepted."""
 
     invitation: Invitation
-    message: bytes
+    message: bytes | Slices
     examples: ClientStore
     asked: Asked
     report: bytes
@@ -67,6 +68,7 @@ class Workplace:
         refresh: After how many versions a local part is rebuilt, although the data is the same; None: local parts
             are not kept.
         precision: How updates are written (`server.report_form`).
+        reader: Reads slices that are files; None if there are none.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Workplace:
         run: str | None = None,
         refresh: int | None = None,
         precision: str = PRECISION,
+        reader: Reader | None = None,
     ):
         self._link, self._device, self._clients, self._own = link, Device(algorithm, precision), clients, own
         self._partition, self._keeps, self._refresh = algorithm.partition, set(algorithm.keeps), refresh
@@ -85,6 +88,7 @@ class Workplace:
         self._store: ClientStore | None = None
         self._places: dict[str, int] = {}
         self._unheard: Sent | None = None
+        self._reader = reader
 
     def look(self) -> set[str]:
         """Look at the data. Returns the names of the clients that are there now."""
@@ -131,20 +135,31 @@ class Workplace:
         asked = (
             device.ask(examples, invitation.seed, invitation.round) if train else device.ask_whole(examples)
         )
-        message = self._link.slices(here.task, asked.keys)
+        message = self._slices(job, asked)
         if isinstance(message, Refused):
             return message
-        if about(message) != here:
-            raise UserError("the slices are of another task")
         before = self._kept(client, asked)
         if train:
-            report, kept = device.report_and_keep(message, examples, asked, before)
+            named = here if job.slices else None
+            report, kept = device.report_and_keep(message, examples, asked, before, named)
         else:
             report, kept = write_metrics(here, sums_of(device.evaluate(message, examples, asked, before))), {}
         self._unheard = Sent(invitation, message, examples, asked, report, kept)
         refused = self._report(self._unheard)
         self._unheard = None
         return refused
+
+    def _slices(self, job: Job, asked: Asked) -> bytes | Slices | Refused:
+        """The slices of a task: from files, if it names one, and else from the server."""
+        here = job.invitation.about
+        if job.slices:
+            if self._reader is None:
+                raise UserError("its slices are files, and this device has no way to them")
+            return self._reader.slices(job.slices, asked.keys, here)
+        message = self._link.slices(here.task, asked.keys)
+        if not isinstance(message, Refused) and about(message) != here:
+            raise UserError("the slices are of another task")
+        return message
 
     def _report(self, sent: Sent) -> tuple[str, str] | None:
         """Report, and keep what is to be kept if the report is accepted."""

@@ -1,0 +1,90 @@
+"""Decisions that share a transaction: all are on the disk, one that fails undoes no other, and nobody is forgotten."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from partwise.deployment.clerk import Clerk
+from partwise.deployment.journal import Journal
+
+
+@pytest.fixture
+def journal(tmp_path):
+    journal = Journal(f"sqlite:///{tmp_path}/journal.db", "run")
+    yield journal
+    journal.close()
+
+
+@pytest.fixture
+def clerk(journal):
+    clerk = Clerk(journal.transaction)
+    yield clerk
+    clerk.close()
+
+
+def held_up(clerk):
+    """An event; until it is set, the clerk is busy, so that what is asked meanwhile shares a transaction."""
+    go, busy = threading.Event(), threading.Event()
+    clerk.submit(lambda book: (busy.set(), go.wait(10)))
+    busy.wait(10)
+    return go
+
+
+def seen(book, name):
+    book.see(name, 1.0, True)
+    return name
+
+
+def test_what_is_asked_meanwhile_shares_a_transaction(journal, clerk):
+    books, go = [], held_up(clerk)
+    answers = [
+        clerk.submit(lambda book, i=i: (books.append(book), seen(book, f"d{i}"))[1]) for i in range(20)
+    ]
+    go.set()
+    assert [answer.result(10) for answer in answers] == [f"d{i}" for i in range(20)]
+    assert len({id(book) for book in books}) == 1
+
+
+def test_one_that_fails_undoes_no_other(journal, clerk):
+    go = held_up(clerk)
+
+    def fails(book):
+        book.see("bad", 1.0, True)
+        raise ValueError("no")
+
+    good, bad = clerk.submit(lambda book: seen(book, "good")), clerk.submit(fails)
+    more = clerk.submit(lambda book: seen(book, "more"))
+    go.set()
+    assert (good.result(10), more.result(10)) == ("good", "more")
+    with pytest.raises(ValueError, match="no"):
+        bad.result(10)
+    names = clerk.do(
+        lambda book: {row[0] for row in book.connection.exec_driver_sql("SELECT name FROM devices")}
+    )
+    assert names == {"good", "more"}
+
+
+def test_who_hangs_up_is_not_answered_and_stops_nobody(clerk):
+    go = held_up(clerk)
+    gone, still = (
+        clerk.submit(lambda book: seen(book, "gone")),
+        clerk.submit(lambda book: seen(book, "still")),
+    )
+    assert gone.cancel()
+    go.set()
+    assert still.result(10) == "still"
+    assert clerk.do(lambda book: 7) == 7
+
+
+def test_alone_is_alone(clerk):
+    books, go = {}, held_up(clerk)
+    asked = [
+        clerk.submit(lambda book, name=name: books.setdefault(name, book), alone=name == "b")
+        for name in "abc"
+    ]
+    go.set()
+    for each in asked:
+        each.result(10)
+    assert len({id(book) for book in books.values()}) == 3
