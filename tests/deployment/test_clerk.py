@@ -1,4 +1,4 @@
-"""Decisions that share a transaction: all are on the disk, one that fails undoes no other, and nobody is forgotten."""
+"""Decisions that share a transaction: all are on the disk, one that fails undoes no other, nobody is forgotten."""
 
 from __future__ import annotations
 

@@ -116,7 +116,9 @@ def deploy(options: Options) -> Result:
     from partwise.runs.evaluation import evaluate_run
     from partwise.runs.resolve import resolve
     from partwise.runs.train import Status
+    from partwise.simulation.mesh import use_all_cores
 
+    use_all_cores()
     name, recorded, changes = asked(options)
     changes.setdefault("rounds", TRIAL_ROUNDS)
     task, config = resolve(name or "planted", options.data, changes, options.preset, recorded)
@@ -132,7 +134,7 @@ def deploy(options: Options) -> Result:
         folder = run_trial(task, config, out, options.devices, show_round, progress)
         trained = time.perf_counter() - began
         progress("evaluating")
-    result = evaluate_run(str(out), "test", {}, options.data)
+    result = evaluate_run(out, "test", {}, options.data)
     records = folder.records()
     summary = {
         "task": task.name,

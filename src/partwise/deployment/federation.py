@@ -33,6 +33,7 @@ from partwise.deployment.rules import make_rules
 from partwise.model.partition import Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
+from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.selection.key_heat import count_heats, load_heats, save_heats
 from partwise.server.round import Server
@@ -63,7 +64,7 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
         save_heats(folder.path / HEAT_FILE, heats)
         start = init_server(algorithm, round_rng(config.seed, INIT_ROUND))
         save_tree(folder.path / START_FILE, start, {"round": 0})
-        folder.start(config, task.options, source_of(task.train), {"data": "on the devices"})
+        folder.start(config, task.options, source_of(task.train), {"data": fingerprint(task), "lanes": 0})
     return folder
 
 

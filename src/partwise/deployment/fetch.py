@@ -42,7 +42,7 @@ def fetch_run(link: HttpLink, out: str | Path) -> tuple[Folder, int]:
     message = link.model(keys)
     params, version = read_slices(partition, message, keys).params, about(message).version
     folder = Folder(out)
-    begun = {"data": "on the devices", "fetched": link.url}
+    begun = {"data": {}, "lanes": 0, "fetched": link.url, "of": offer.run}
     with folder.held():
         if folder.exists():
             _check_same(folder, offer.run)
@@ -62,7 +62,7 @@ def cached_run(run_or_url: str) -> Path:
 
 
 def _check_same(folder: Folder, run: str) -> None:
-    if folder.run != run:
+    if folder.begun().get("of") != run:
         raise UserError(
             f"'{folder.path}' has the model of another run ({folder.run}): move it away, or give another folder "
             f"with --run"

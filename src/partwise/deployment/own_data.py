@@ -55,7 +55,9 @@ def _saved_store(offer: Offer, folder: str) -> ClientStore:
             raise UserError(
                 f"the keys of '{name}' in '{folder}' are not those of the run: give a table with the ids themselves"
             )
-    for name, shape in offer.shapes.items():
+    setting = entry_of(recorded(parse_toml(offer.config)).task).settings(**offer.options)[0]
+    for name in setting.columns:
+        shape = offer.shapes[name]
         if name not in store.columns or list(store.columns[name].shape[1:]) != list(shape):
             raise UserError(f"'{folder}' must have a column '{name}' with values of shape {shape}")
     return store

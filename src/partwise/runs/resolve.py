@@ -156,6 +156,11 @@ def reopened(
 
 def check_data(folder: Folder, task: Task) -> None:
     """Raise `UserError` if the data is not what the run was trained on."""
+    if "fetched" in folder.begun():
+        raise UserError(
+            f"the model in '{folder.path}' was fetched from {folder.begun()['fetched']}, and the data that it was "
+            f"trained on is not known here: evaluate the run where it is served"
+        )
     other = differences(folder.begun()["data"], fingerprint(task))
     if other:
         raise UserError(
