@@ -38,6 +38,7 @@ RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
 RNG = jax.random.key(4)
 SEED, ROUND = 3, 2
 PLACES = [4, 1, 0, 7, 3]
+pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture(scope="module")
@@ -155,22 +156,12 @@ def assert_same(found, expected, exactly=False):
     jax.tree_util.tree_map(lambda a, b: same(a, b, **options), found, expected)
 
 
-ALIKE = [
-    "recon",
-    "float16",
-    "int8",
-    "random",
-    "sample",
-    "all",
-    "holders",
-    "heat",
-    "seen",
-    "whole numbers",
-    "whole numbers, random",
-]
+ALIKE = ["recon", "int8", "random", "holders", "whole numbers"]
+ALIKE_TOO = ["float16", "sample", "all", "heat", "seen", "whole numbers, random"]
+slow = lambda names: [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize("name", [*ALIKE, *slow(ALIKE_TOO)])
 def test_the_sum_is_that_of_devices(make, store, name):
     """With an empty client and one that is much larger, on one lane and on several, on one device and on two."""
     algorithm, exactly = make[name](RATES), "whole" in name
@@ -201,7 +192,7 @@ def test_each_contribution_is_that_of_a_device(make, store, name):
         assert_same(done.sent[place], sent, "whole" in name)
 
 
-@pytest.mark.parametrize("name", ["recon", "random", "whole numbers"])
+@pytest.mark.parametrize("name", ["random", *slow(["recon", "whole numbers"])])
 def test_clients_that_are_not_resident_give_the_same(make, store, monkeypatch, name):
     algorithm, places = make[name](RATES), [7, 4, 2]
     sums = []
@@ -227,7 +218,7 @@ def test_one_client_is_a_device(make, store, name):
         assert done.sent.held == {}
 
 
-@pytest.mark.parametrize("name", ["recon", "holders", "whole numbers"])
+@pytest.mark.parametrize("name", ["holders", "whole numbers", *slow(["recon"])])
 def test_a_client_that_is_not_finite_is_left_out_and_named(make, broken, name):
     algorithm, site = make[name](RATES), Site(make[name], RATES, broken, lanes=3)
     alone, _ = by_devices(algorithm, broken, PLACES)
@@ -272,7 +263,7 @@ def _zeros(algorithm, device, store, place):
 
 
 @pytest.mark.parametrize("resident", [True, False])
-@pytest.mark.parametrize("name", ["recon", "random", "seen"])
+@pytest.mark.parametrize("name", ["random", *slow(["recon", "seen"])])
 def test_another_round_with_other_clients_does_not_compile(make, store, monkeypatch, name, resident):
     monkeypatch.setattr(loop, "RESIDENT_BYTES", loop.RESIDENT_BYTES if resident else 0)
     algorithm, site = make[name](RATES), Site(make[name], RATES, store, lanes=2)
@@ -284,10 +275,7 @@ def test_another_round_with_other_clients_does_not_compile(make, store, monkeypa
     assert (site._total._cache_size(), site._each._cache_size()) == (1, 1)
 
 
-ROUNDS = ["recon", "random", "holders", "seen", "heat", "whole numbers"]
-
-
-@pytest.mark.parametrize("name", ROUNDS)
+@pytest.mark.parametrize("name", ["holders", "whole numbers", *slow(["recon", "random", "seen", "heat"])])
 def test_a_round_of_two_sites_is_a_round_of_all_their_clients(make, store, name):
     """The server's round with bytes, twice, against one report per client."""
     algorithm = make[name](RATES)
