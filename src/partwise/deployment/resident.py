@@ -21,6 +21,7 @@ log = logging.getLogger("partwise.agent")
 
 LONGEST_WAIT = 60.0  # seconds between two tries
 LONGEST_LEASE = 600.0  # seconds that an agent waits until others are given its tasks
+TIDY_SECONDS = 1.0  # at least, between two times that memory is given back
 NAMES_AT_ONCE = 1000  # clients that are joined with one request
 
 
@@ -50,7 +51,8 @@ class Resident:
         self._declined: set[str] = (
             set()
         )  # tasks that came to nothing: the server offers them until their round ends
-        self._begun = self._ended = self._worked = False
+        self._begun = self._ended = False
+        self._tidied = time.monotonic()
         self._tries, self._said, self._ready = 0, "", True
 
     def run(self) -> Iterator[Worked]:
@@ -83,6 +85,9 @@ class Resident:
             yield heard
         self._join(place.look())
         self._begun = True
+        if time.monotonic() - self._tidied > TIDY_SECONDS:
+            give_back_memory()
+            self._tidied = time.monotonic()
         most = self._pace.most + len(self._declined)
         given = self._link.poll(self._may_work(), most, self._pace.status())
         if isinstance(given, Wait):
@@ -93,7 +98,7 @@ class Resident:
         if not new:  # it gives them to nobody else before their lease ends
             self._pace.sleep(_seconds(given.lease, LONGEST_LEASE) * 1.1)
             return
-        good, self._worked = False, True
+        good = False
         for job in new[: self._pace.most]:
             if self._pace.stopped() or self._has_moved(place, job.invitation):
                 return
@@ -148,9 +153,6 @@ class Resident:
         self._well()
         self._declined.clear()
         self._ended = given.ended
-        if self._worked:
-            give_back_memory()
-            self._worked = False
         if not given.ended:
             self._pace.sleep(_seconds(given.seconds, LONGEST_WAIT) * random.uniform(0.8, 1.2))
 
