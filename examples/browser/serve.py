@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
-from partwise.deployment.federation import algorithm_of, found_run, open_hub
+from partwise.deployment.federation import algorithm_of, found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
 from partwise.deployment.hub import Hub
@@ -48,7 +48,7 @@ def main() -> None:
     task, config = resolve("planted", None, SETTINGS)
     if not given.folder.exists():
         found_run(task, config, given.folder)
-    hub, offer = open_hub(given.folder)
+    hub, offer, _ = open_run(given.folder)
     if given.enroll:
         hub.keys.enroll(KeyRow(device_of(given.enroll), given.enroll))
         print(f"device {device_of(given.enroll)} may take part")

@@ -11,6 +11,7 @@ from typing import Any
 
 from partwise.cli import show
 from partwise.cli.interrupt import begin_work
+from partwise.cli.network import kept_model, refreshed
 from partwise.cli.progress import show_progress
 from partwise.runs.lock import refuse_if_held
 from partwise.types import UserError, counted
@@ -114,7 +115,7 @@ def personalize(options: Options) -> Result:
     """`partwise personalize`."""
     from partwise.runs.personal import Personal, load_local, save_local
 
-    personal = Personal.open(options.run_folder)
+    personal = Personal.open(refreshed(options))
     client = personal.read(options.client, personal.setting.columns, options.id)
     before = load_local(options.local) if options.local else None
     local = personal.personalize(client.examples, before)
@@ -134,7 +135,7 @@ def predict(options: Options) -> Result:
     from partwise.runs.client_file import source_ids
     from partwise.runs.personal import Personal, load_local
 
-    personal = Personal.open(options.run_folder)
+    personal = Personal.open(kept_model(options.run_folder))
     personal.check_local(load_local(options.local))
     local = load_local(options.local, personal.digest)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)

@@ -109,6 +109,45 @@ def join(options: Options) -> Result:
     return _said(options, told, counts)
 
 
+def kept_model(run: str) -> Path:
+    """The folder of a run; of a URL, the folder with the model that was fetched from there."""
+    if not _is_url(run):
+        return Path(run)
+    from partwise.deployment.fetch import place_of
+
+    if not (place_of(run) / "config.toml").exists():
+        raise UserError(f"no model was fetched from {run} yet: `partwise personalize {run} ...` does it")
+    return place_of(run)
+
+
+def refreshed(options: Options) -> Path:
+    """The folder of a run; of a URL, after fetching the newest version of its model, if the server answers."""
+    if not _is_url(options.run_folder):
+        return Path(options.run_folder)
+    from partwise.deployment.auth import DeviceKey
+    from partwise.deployment.fetch import fetch_run, place_of
+    from partwise.deployment.http_link import HttpLink
+    from partwise.deployment.link import UnreachableError
+
+    if not options.key:
+        raise UserError(
+            "to fetch a model from a server, give this device's key: --key FILE (`partwise enroll`)"
+        )
+    place = place_of(options.run_folder)
+    try:
+        link = HttpLink(options.run_folder, DeviceKey.load(options.key), options.authority)
+        _, version = fetch_run(link, place)
+        if not options.json:
+            show.say(f"Fetched version {version} of the model into {place}.", show.err)
+    except UnreachableError as error:
+        if not (place / "config.toml").exists():
+            raise UserError(
+                f"{error}, and there is no model of it on this device yet: try again later"
+            ) from None
+        show.say(f"{error}. Going on with the model that was fetched before.", show.err)
+    return place
+
+
 def deploy(options: Options) -> Result:
     """`partwise deploy`."""
     from partwise.cli.commands import asked, free_folder
@@ -161,7 +200,7 @@ def _change(
     options: Options, here: Callable[[Any], Any], there: tuple[str, Mapping[str, Any]] | None
 ) -> None:
     """Change the keys of a run: in its journal on this host, or at its server with an operator's token."""
-    if not options.where.startswith(("http://", "https://")):
+    if not _is_url(options.where):
         from partwise.deployment.federation import JOURNAL_FILE
         from partwise.deployment.journal import Journal
         from partwise.deployment.key_ring import KeyRing
@@ -200,6 +239,10 @@ def _post(options: Options, path: str, body: Mapping[str, Any]) -> None:
         raise UserError(f"{options.where} does not answer: {error}") from None
     if answer.status != 200:
         raise UserError(f"{options.where} refused: {answer.data.decode(errors='replace')}")
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("http://", "https://"))
 
 
 def _public(text: str) -> bytes:

@@ -121,8 +121,11 @@ def _add_reproduce(command: Command) -> None:
 
 
 def _add_personalize(command: Command) -> None:
-    sub = command("personalize", commands.personalize, "rebuild a client's local part, offline")
-    sub.add_argument("run_folder", metavar="RUN")
+    more = ". From a URL, the newest version of the model is fetched first, if the server answers."
+    sub = command("personalize", commands.personalize, "rebuild a client's local part, offline", more)
+    sub.add_argument("run_folder", metavar="RUN|URL")
+    sub.add_argument("--key", metavar="FILE", help="the device's key, for a URL (`partwise enroll`)")
+    sub.add_argument("--authority", metavar="FILE", help="certificate that signed the server's, for a URL")
     sub.add_argument(
         "--client", required=True, metavar="FILE", help="CSV or Parquet of the client's examples"
     )
@@ -135,7 +138,7 @@ def _add_personalize(command: Command) -> None:
 
 def _add_predict(command: Command) -> None:
     sub = command("predict", commands.predict, "use a model with a client's local part, offline")
-    sub.add_argument("run_folder", metavar="RUN")
+    sub.add_argument("run_folder", metavar="RUN|URL", help="of a URL, the model that personalize fetched")
     sub.add_argument("--local", required=True, metavar="FILE")
     sub.add_argument("--client", required=True, metavar="FILE", help="CSV or Parquet of what to predict for")
     sub.add_argument("--id", metavar="VALUE", help="the client whose rows are meant, if FILE has several")

@@ -64,7 +64,12 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
         save_heats(folder.path / HEAT_FILE, heats)
         start = init_server(algorithm, round_rng(config.seed, INIT_ROUND))
         save_tree(folder.path / START_FILE, start, {"round": 0})
-        folder.start(config, task.options, source_of(task.train), {"data": fingerprint(task), "lanes": 0})
+        folder.start(
+            config,
+            task.options,
+            source_of(task.train),
+            {"data": fingerprint(task), "lanes": 0, "clients": prepared.store.num_clients},
+        )
     return folder
 
 
@@ -103,7 +108,7 @@ def open_run(
     folder = Folder(path)
     config, source, options = folder.config(), folder.source(), folder.model_options()
     heats = load_heats(folder.path / HEAT_FILE)
-    algorithm = algorithm_with(config, options, only_known(source, {HEATS: heats}))
+    algorithm = algorithm_with(config, options, only_known(source, folder.begun()["clients"], {HEATS: heats}))
     server = Server(algorithm, folder.run, config.deploy.precision)
     rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
     like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
@@ -182,8 +187,8 @@ def describe_leaves(partition: Partition) -> dict[str, Any]:
     return told
 
 
-def only_known(source: Source, info: Mapping[str, Any] | None = None) -> ClientStore:
-    """A store without clients, of the same form."""
+def only_known(source: Source, num_clients: int = 1, info: Mapping[str, Any] | None = None) -> ClientStore:
+    """A store of so many clients and the same form, without their examples."""
     columns = {name: np.zeros((0, *shape), np.int32) for name, shape in source.shapes.items()}
-    none = np.zeros(0, np.int64)
-    return ClientStore(columns, none, none, none, dict(source.vocabularies), info or {})
+    none = np.zeros(num_clients, np.int64)
+    return ClientStore(columns, none, none, np.arange(num_clients), dict(source.vocabularies), info or {})

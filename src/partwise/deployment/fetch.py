@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -53,17 +54,14 @@ def fetch_run(link: HttpLink, out: str | Path) -> tuple[Folder, int]:
     return folder, version
 
 
-def cached_run(run_or_url: str) -> Path:
-    """The folder of a run; of a URL, where its model is kept on this device."""
-    if not run_or_url.startswith(("http://", "https://")):
-        return Path(run_or_url)
-    place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "partwise" / "models"
-    return place / run_or_url.partition("://")[2].strip("/").replace("/", "_").replace(":", "_")
+def place_of(url: str) -> Path:
+    """The folder on this device where the model of a server is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "partwise" / "models" / re.sub(r"[^\w.-]", "_", url.partition("://")[2].strip("/"))
 
 
 def _check_same(folder: Folder, run: str) -> None:
     if folder.begun().get("of") != run:
         raise UserError(
-            f"'{folder.path}' has the model of another run ({folder.run}): move it away, or give another folder "
-            f"with --run"
+            f"'{folder.path}' has the model of another run ({folder.run}): move it away, and fetch again"
         )

@@ -28,7 +28,7 @@ from partwise.checkpoint import from_bytes
 from partwise.data.store import ClientStore
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
-from partwise.deployment.federation import algorithm_of, found_run, open_hub
+from partwise.deployment.federation import algorithm_of, found_run, open_run
 from partwise.deployment.files import FolderPlace
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
@@ -132,7 +132,7 @@ def one_client(task, items, seed=0):
 def offered(task, config, folder):
     """What devices are told of a run."""
     found_run(task, config, folder)
-    hub, offer = open_hub(folder)
+    hub, offer, _ = open_run(folder)
     hub.close()
     return offer
 
@@ -295,7 +295,7 @@ def federation(folder, **changes):
     settings = SMALL | {"rounds": 12, "cohort.size": 10, "server.schedule": "constant"} | changes
     task, config = resolve("planted", None, settings)
     found_run(task, config, folder)
-    hub, offer = open_hub(folder, fresh=1e6, poll=0.05)
+    hub, offer, _ = open_run(folder, fresh=1e6, poll=0.05)
     return task, config, prepare(task, config), hub, offer
 
 
@@ -516,7 +516,7 @@ def in_files(request, chromium, tmp_path, monkeypatch):
     partition = task.personal.partition
     publisher = request.param(tmp_path / "files", folder.run, partition)
     monkeypatch.setattr("partwise.deployment.federation.Hub", partial(Hub, publisher=publisher))
-    hub, offer = open_hub(folder.path, fresh=1e6, poll=0.05)
+    hub, offer, _ = open_run(folder.path, fresh=1e6, poll=0.05)
     app = application(hub, offer, files=publisher.folder)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     prepared = prepare(task, config)
