@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -29,11 +27,8 @@ from partwise.data.store import ClientStore
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
 from partwise.deployment.federation import algorithm_of, found_run, open_run
-from partwise.deployment.files import FolderPlace
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
-from partwise.deployment.hub import Hub
-from partwise.deployment.pages import write_order, write_pages
 from partwise.device import Device
 from partwise.runs.resolve import resolve
 from partwise.server.messages import About, send
@@ -474,50 +469,14 @@ def test_a_server_that_comes_back_is_found_again(chromium, tmp_path):
     hub.close()
 
 
-class Wholes:
-    """Publishes versions as whole files."""
-
-    def __init__(self, folder, run, partition):
-        self.folder, self.run, self.partition = folder, run, partition
-
-    def publish(self, number, params, rng):
-        """As `Publisher.publish`."""
-        keys = {space: np.arange(count) for space, count in self.partition.all_keys.items()}
-        about = About(self.run, number, "", self.partition.digest)
-        data = send(self.partition, params, keys, rng, about)
-        name = f"{hashlib.sha256(data).hexdigest()[:32]}.safetensors"
-        (self.folder / name).write_bytes(data)
-        return name
-
-    def keep(self, names):
-        """As `Publisher.keep`."""
-
-
-class Pages(Wholes):
-    """Publishes versions as pages, in an order that is not that of the keys."""
-
-    def publish(self, number, params, rng):
-        """As `Publisher.publish`."""
-        place = FolderPlace(self.folder)
-        count = self.partition.num_keys("item")
-        orders = {"item": write_order(place, np.random.default_rng(0).permutation(count), 3)}
-        about = About(self.run, number, "", self.partition.digest)
-        rng = jax.random.wrap_key_data(rng)
-        return write_pages(place, self.partition, params, rng, about, orders).name
-
-
-@pytest.fixture(params=[Wholes, Pages], ids=["whole", "pages"])
-def in_files(request, chromium, tmp_path, monkeypatch):
+@pytest.fixture(params=["broadcast", "pregenerated"], ids=["whole", "pages"])
+def in_files(request, chromium, tmp_path):
     """A run of one page, whose slices are files: the hub, the page, and the folder of files."""
-    (tmp_path / "files").mkdir()
     settings = SMALL | MOVIELENS | {"rounds": 3, "cohort.size": 1, "server.schedule": "constant"}
-    task, config = resolve("planted", None, settings)
+    task, config = resolve("planted", None, settings | {"serving.way": request.param, "deploy.page_rows": 3})
     folder = found_run(task, config, tmp_path / "run")
-    partition = task.personal.partition
-    publisher = request.param(tmp_path / "files", folder.run, partition)
-    monkeypatch.setattr("partwise.deployment.federation.Hub", partial(Hub, publisher=publisher))
-    hub, offer, _ = open_run(folder.path, fresh=1e6, poll=0.05)
-    app = application(hub, offer, files=publisher.folder)
+    hub, offer, files = open_run(folder.path, fresh=1e6, poll=0.05)
+    app = application(hub, offer, files=files)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     prepared = prepare(task, config)
     recording = Recording(app)
@@ -525,7 +484,7 @@ def in_files(request, chromium, tmp_path, monkeypatch):
         page = chromium.open(url + "/")
         enroll(hub, page)
         keep(page, ratings_of(prepared.store))
-        yield hub, page, publisher.folder, prepared, recording
+        yield hub, page, files, prepared, recording
     hub.close()
 
 
