@@ -7,7 +7,8 @@ run is founded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,7 +95,12 @@ class Opened(NamedTuple):
 
 
 def open_run(
-    path: str | Path, journal: str | None = None, files: str = "", place: str = "", **rules: Any
+    path: str | Path,
+    journal: str | None = None,
+    files: str = "",
+    place: str = "",
+    clock: Callable[[], float] = time.time,
+    **rules: Any,
 ) -> Opened:
     """The server's side of a run, from its folder.
 
@@ -103,6 +109,7 @@ def open_run(
         journal: The URL of the journal's database (default: SQLite in the folder).
         files: The URL at which devices find the files of slices (default: the server itself).
         place: Where files of slices are written, a folder or an s3:// URL (default: in the folder).
+        clock: Seconds since some moment, the same for all servers of a run.
         **rules: Other values of `deployment.rules.Rules` than the configuration says.
     """
     folder = Folder(path)
@@ -121,6 +128,7 @@ def open_run(
         rows,
         folder.path / VERSIONS,
         start,
+        clock,
         publisher=publisher,
         at_end=lambda hub: _finish(folder, hub),
     )

@@ -85,11 +85,6 @@ class Journal:
             told = f"the journal '{_shown(self.url)}' does not answer: {_first_line(error)}"
             raise JournalDownError(told) from error
 
-    def vacuum(self) -> None:
-        """Give the room of deleted rows back to the disk."""
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql("VACUUM")
-
     def close(self) -> None:
         """Give back all connections."""
         self._engine.dispose()
