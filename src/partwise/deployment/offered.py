@@ -29,6 +29,8 @@ def algorithm_of(offer: Offer, store: ClientStore) -> Algorithm:
 def algorithm_with(config: Config, options: Mapping[str, Any], store: ClientStore) -> Algorithm:
     """The algorithm of a configuration; `store` has the training clients, as far as they are known here."""
     personal, stateful = entry_of(config.task).settings(**options)
-    own = Task(config.task, store, store, store, personal, stateful, options=options)
+    # It passed when the run was founded; whether the task or the user chose it, nobody knows here any more.
+    chosen = {f"select.{space}": text for space, text in config.select.items()}
+    own = Task(config.task, store, store, store, personal, stateful, options=options, defaults=chosen)
     prepared = prepare(own, config)
     return prepared.build(prepared.rates)
