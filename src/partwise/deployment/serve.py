@@ -19,6 +19,7 @@ import uvicorn
 from partwise.deployment.federation import open_run
 from partwise.deployment.http_server import Allowed, application
 from partwise.deployment.hub import Hub
+from partwise.deployment.journal import JournalDownError
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
@@ -114,11 +115,19 @@ async def _watch(server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[
     told(f"{scheme}://{how.host}:{port}")
     while how.until_end:
         await asyncio.sleep(CHECKED)
-        row = await asyncio.wrap_future(hub.clerk.submit(lambda book: book.round()))
-        if row.phase == "ended":
+        if await _has_ended(hub):
             await asyncio.sleep(LAST_ANSWERS)
             server.should_exit = True
             return
+
+
+async def _has_ended(hub: Hub) -> bool:
+    """Whether the run has ended. A journal that does not answer now will later."""
+    try:
+        row = await asyncio.wrap_future(hub.clerk.submit(lambda book: book.round()))
+    except JournalDownError:
+        return False
+    return row.phase == "ended"
 
 
 class JsonLines(logging.Formatter):
