@@ -180,11 +180,12 @@ class Coordinator:
         return True
 
     def due(self, book: Book, process: str, now: float) -> Due | None:
-        """The round, if this process is to close it now; nobody else is until `closing` seconds have passed."""
-        if self._verdict(book, book.round(), now) == "open":
+        """The round, if this process is to close it now; nobody else is until `closing` seconds have passed. A
+        process that asks again could not close it, and may try at once."""
+        if self._verdict(book, book.round(), process, now) == "open":
             return None
         row = book.round("alone")
-        verdict = self._verdict(book, row, now)
+        verdict = self._verdict(book, row, process, now)
         if verdict == "open":
             return None
         if not self.rules.buffer:
@@ -300,10 +301,10 @@ class Coordinator:
             for place, each in enumerate(chosen)
         ]
 
-    def _verdict(self, book: Book, row: RoundRow, now: float) -> Verdict:
-        """Whether a round is to be closed or repeated."""
+    def _verdict(self, book: Book, row: RoundRow, process: str, now: float) -> Verdict:
+        """Whether a round is to be closed or repeated by this process."""
         if row.phase == "closing":
-            return "close" if row.closing_until <= now else "open"
+            return "close" if row.closer == process or row.closing_until <= now else "open"
         if row.phase != "open":
             return "open"
         if self.rules.buffer:
