@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 
 from partwise.deployment.clerk import Clerk
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import Journal, JournalDownError
 
 
 @pytest.fixture
@@ -76,6 +77,27 @@ def test_who_hangs_up_is_not_answered_and_stops_nobody(clerk):
     go.set()
     assert still.result(10) == "still"
     assert clerk.do(lambda book: 7) == 7
+
+
+def test_a_database_that_goes_away_is_not_asked_for_each(journal):
+    """What was decided may be on the disk although the database did not say so: it is not decided twice."""
+    decided = []
+
+    @contextlib.contextmanager
+    def broken():
+        with journal.transaction() as book:
+            yield book
+        raise JournalDownError("gone")
+
+    clerk = Clerk(broken)
+    go = held_up(clerk)
+    answers = [clerk.submit(lambda book, i=i: decided.append(i)) for i in range(5)]
+    go.set()
+    for answer in answers:
+        with pytest.raises(JournalDownError, match="gone"):
+            answer.result(10)
+    assert decided == [0, 1, 2, 3, 4]
+    clerk.close()
 
 
 def test_alone_is_alone(clerk):

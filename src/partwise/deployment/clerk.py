@@ -2,7 +2,8 @@
 
 A report is acknowledged when it is on the disk, and that takes a disk some milliseconds. So one thread of a process
 does all its transactions. While it waits for the disk, decisions pile up, and the next transaction has them all. If
-one of them fails, the transaction is undone, and each is tried by itself.
+one of them fails, the transaction is undone, and each is tried by itself. If the database does not answer, none is
+tried again here: it may have happened, and whoever asked finds out by asking again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from partwise.deployment.journal import SqlBook
+from partwise.deployment.journal import JournalDownError, SqlBook
 
 MOST = 256  # decisions in a transaction
 Answer = TypeVar("Answer")
@@ -75,8 +76,9 @@ class Clerk:
             with self._transaction() as book:
                 answers = [each.decide(book) for each in together]
         except Exception as error:
-            if len(together) == 1:
-                together[0].answer.set_exception(error)
+            if len(together) == 1 or isinstance(error, JournalDownError):
+                for each in together:
+                    each.answer.set_exception(error)
             else:
                 for each in together:
                     self._answer([each])
