@@ -284,6 +284,18 @@ def test_one_process_closes_a_round_and_another_takes_over_if_it_dies(transactio
     assert desk.round().number == 1
 
 
+def test_a_process_that_could_not_close_a_round_tries_again_at_once(transactions):
+    desk = begun(transactions)
+    for client in desk.invited():
+        work(desk, client)
+    first = desk.due("p", 1.0)
+    assert desk.due("q", 2.0) is None
+    again = desk.due("p", 2.0)
+    assert again.tasks == first.tasks
+    assert desk.commit(again, 3.0, "file")
+    assert desk.due("p", 4.0) is None
+
+
 def test_the_last_round_ends_the_run(transactions):
     desk = begun(transactions, rounds=1)
     for client in desk.invited():
