@@ -231,6 +231,9 @@ class _Application:
         while True:
             try:
                 seen = await self.look(seen)
+            except JournalDownError as error:
+                logger.warning("%s (trying again)", error)
+                await asyncio.sleep(1)
             except Exception:
                 logger.exception("a round could not be looked after; trying again")
                 await asyncio.sleep(1)
