@@ -46,8 +46,12 @@ class Publisher(Protocol):
         """Write a version. Returns the name of the file that leads to the others."""
         ...
 
-    def keep(self, names: Iterable[str]) -> None:
-        """Delete all files but those that these lead to."""
+    def files(self) -> set[str]:
+        """The names of all files that were written."""
+        ...
+
+    def keep(self, names: Iterable[str], among: Iterable[str]) -> None:
+        """Of the files `among`, delete all but those that `names` lead to."""
         ...
 
 
@@ -198,17 +202,23 @@ class Hub:
 
     def _forget(self, now: float) -> None:
         """Delete numbers that were used once, and files of versions that nobody needs any more."""
-        self._forgot = now
-        self.clerk.do(lambda book: book.forget_nonces(now - 2 * WINDOW))
-        number, rules = self.round().number, self.coordinator.rules
-        first = max(0, number - max(rules.keep, rules.stalest if rules.buffer else 0))
-        kept = [self.version(each) for each in range(first, number + 1)]
-        names = {row.file for row in kept if row}
+        self._forgot, rules = now, self.coordinator.rules
+        # Files are listed before the round is looked at: those that another process writes from then on stay.
+        files = self._publisher.files() if self._publisher else set()
+
+        def look(book: SqlBook) -> tuple[RoundRow, int, list[VersionRow | None]]:
+            book.forget_nonces(now - 2 * WINDOW)
+            row = book.round()
+            first = max(0, row.number - max(rules.keep, rules.stalest if rules.buffer else 0))
+            return row, first, [book.version(each) for each in range(first, row.number + 1)]
+
+        row, first, kept = self.clerk.do(look)
+        names = {each.file for each in kept if each}
         for path in self.folder.glob("*.safetensors"):
             if path.name not in names and path.name < f"{first:08d}":
                 path.unlink(missing_ok=True)
-        if self._publisher:
-            self._publisher.keep(row.slices for row in kept if row and row.slices)
+        if self._publisher and row.phase != "closing":
+            self._publisher.keep((each.slices for each in kept if each and each.slices), files)
 
     def state(self, number: int) -> ServerState:
         """The server's state after so many rounds."""

@@ -25,9 +25,13 @@ class WholePublisher:
         about = About(self._run, number, model=self._partition.digest)
         return write_whole(self._place, self._partition, params, rng, about)
 
-    def keep(self, names: Iterable[str]) -> None:
+    def files(self) -> set[str]:
+        """As `hub.Publisher.files`."""
+        return self._place.names()
+
+    def keep(self, names: Iterable[str], among: Iterable[str]) -> None:
         """As `hub.Publisher.keep`."""
-        self._place.delete(self._place.names() - set(names))
+        self._place.delete(set(among) - set(names))
 
 
 class PagePublisher:
@@ -67,10 +71,14 @@ class PagePublisher:
         self._last = version, params
         return version.name
 
-    def keep(self, names: Iterable[str]) -> None:
+    def files(self) -> set[str]:
+        """As `hub.Publisher.files`."""
+        return self._place.names()
+
+    def keep(self, names: Iterable[str], among: Iterable[str]) -> None:
         """As `hub.Publisher.keep`."""
         needed = set[str]().union(*(files_of(self._partition, name, self._place.read) for name in names))
-        self._place.delete(self._place.names() - needed)
+        self._place.delete(set(among) - needed)
 
     def _changed(
         self, before: Mapping[str, np.ndarray], now: Mapping[str, np.ndarray]
