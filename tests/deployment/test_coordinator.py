@@ -136,7 +136,7 @@ def work(desk, client, now=0.0, value=1.0):
     """The client of this name does all of its work; what the coordinator says to its report."""
     given = desk.poll(f"device {client}", now)
     assert isinstance(given, Work)
-    [(_, invitation, _)] = given.jobs
+    [(_, invitation, *_)] = given.jobs
     assert invitation.client == client
     desk.grant(f"device {client}", invitation.about.task, KEYS, now)
     return desk.accept(f"device {client}", report_for(invitation, value), now)
@@ -224,7 +224,7 @@ def test_a_device_that_has_much_to_do_is_not_lost_while_it_works(transactions):
     desk.open(0.0)
     for now in (0.0, 8.0, 16.0):
         assert desk.due("p", now) is None
-        [(_, given, _)] = desk.poll("site", now).jobs
+        [(_, given, *_)] = desk.poll("site", now).jobs
         desk.grant("site", given.about.task, KEYS, now)
         desk.accept("site", report_for(given), now)
     assert int(closed(desk, 17.0).total.clients) == 3
@@ -318,7 +318,7 @@ def test_real_devices_give_the_plain_backends_model_bit_for_bit(make_ratings, tr
     while desk.round().phase != "ended":
         assert desk.open(0.0)
         for name in reversed(desk.invited()):
-            [(_, given, _)] = desk.poll(f"device {name}", 0.0).jobs
+            [(_, given, *_)] = desk.poll(f"device {name}", 0.0).jobs
             mine = store.gather([names.index(name)])
             asked = device.ask(mine, given.seed, given.round)
             row = desk.grant(f"device {name}", given.about.task, asked.keys, 0.0)
@@ -383,7 +383,7 @@ def test_held_out_clients_evaluate_and_never_train(transactions):
     assert len(tasks) == 3
     assert {task.client for task in tasks} <= apart
     for place, task in enumerate(tasks[:2]):
-        [(kind, invitation, _)] = desk.poll(task.device, 1.0).jobs
+        [(kind, invitation, *_)] = desk.poll(task.device, 1.0).jobs
         assert kind == "evaluate"
         assert desk.evaluated(1.0) == []
         sums = {"loss": Sums(np.float32(2 + place), np.float32(4))}
@@ -503,7 +503,7 @@ def test_buffer_concurrency_and_cohort_of_one_size_are_the_synchronous_run(make_
     while desk.round().phase != "ended":
         assert desk.open(0.0)
         for name in reversed(at_work(desk)):
-            [(_, given, _)] = desk.poll(f"device {name}", 0.0).jobs
+            [(_, given, *_)] = desk.poll(f"device {name}", 0.0).jobs
             mine = store.gather([names.index(name)])
             asked = device.ask(mine, given.seed, given.round)
             desk.grant(f"device {name}", given.about.task, asked.keys, 0.0)

@@ -59,7 +59,7 @@ def given_work(hub, url, key, task):
     link.join([str(name) for name in store.client_ids.tolist()])
     work = link.poll(True, 1)
     assert isinstance(work, Work)
-    [(_, invitation, _)] = work.jobs
+    [(_, invitation, *_)] = work.jobs
     device = Device(hub.coordinator.server.algorithm)
     place = [str(name) for name in store.client_ids.tolist()].index(invitation.client)
     asked = device.ask(store.gather([place]), invitation.seed, invitation.round)

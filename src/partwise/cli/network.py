@@ -180,7 +180,7 @@ def deploy(options: Options) -> Result:
         "algorithm": config.algorithm,
         "rounds": config.rounds,
         "devices": options.devices,
-        "reports": sum(record["clients"] for record in records),
+        "reports": sum(record["reports"] for record in records),
         "seconds": trained,
         "test": result,
         "folder": str(out),

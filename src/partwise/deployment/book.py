@@ -6,6 +6,7 @@ The coordinator reads and writes these rows and nothing else. `Book` is what it 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
@@ -44,14 +45,14 @@ class VersionRow(NamedTuple):
 
 
 class TaskRow(NamedTuple):
-    """One client's work for a version of the model."""
+    """Work for a version of the model, of one client, or of several clients of a device that report their sum."""
 
     id: str
     kind: Kind
     number: int  # the version
     attempt: int
     place: int  # in the cohort: reports are added up in this order
-    client: str
+    client: str  # its name; of several, a JSON list of their names
     device: str
     state: TaskState = "open"
     lease_until: float = 0.0  # after this, the device counts as lost
@@ -59,12 +60,18 @@ class TaskRow(NamedTuple):
     report: bytes | None = None
     digest: str | None = None  # of the report, which stays when the report is deleted
     counted: int | None = None  # the version that it helped to make
+    clients: int = 1  # how many there are
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+        return (self.client,) if self.clients == 1 else tuple(json.loads(self.client))
 
 
 class TaskCounts(NamedTuple):
-    """How many tasks of a round there are, have reported, and are lost."""
+    """How many clients the tasks of a round have: all, those of tasks that have reported, those of lost tasks."""
 
-    tasks: int
+    clients: int
     reported: int
     lost: int
 
@@ -111,7 +118,7 @@ class Book(Protocol):
         ...
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
-        """How many of these tasks there are, have reported, and are lost."""
+        """How many clients these tasks have: in all, in those that have reported, and in those that are lost."""
         ...
 
     def tasks_of(self, device: str, most: int) -> list[TaskRow]:

@@ -15,6 +15,11 @@ With a *buffer* (FedBuff; Nguyen et al., 2022) there are no rounds to wait for: 
 `buffer` reports, and tasks are given out so that `concurrency` of them are not in the model yet. A report for
 an older version counts less (`Rules.staleness`). If buffer, concurrency and cohort are equal, this is the
 synchronous run.
+
+If devices report sums (`Rules.reports`), clients are drawn as always, and a device has one task for all of its
+clients that were drawn. Cohort, quorum, over-selection and lost devices are counted in clients, those of a task
+together: with over-selection, a round may so end with more clients than the cohort needs. A report may leave out
+clients that the device does not have any more; its task has reported all the same.
 """
 
 from __future__ import annotations
@@ -39,11 +44,13 @@ from partwise.types import UserError
 
 
 class Job(NamedTuple):
-    """One task, as a device is told: train or evaluate for a client."""
+    """One task, as a device is told: train or evaluate for a client, or train several and report their sum (then
+    the invitation's client is "")."""
 
     kind: Kind
     invitation: Invitation
     slices: str = ""  # the file that leads to the slices, if they are files
+    clients: tuple[str, ...] = ()  # all clients of the task
 
 
 class Work(NamedTuple):
@@ -127,14 +134,14 @@ class Coordinator:
         if isinstance(row, Refused):
             return row
         if row.state == "reported":
-            return Accepted(row.client, valid=True)
+            return Accepted(_one(row), valid=True)
         found = self._read(row, report)
         if isinstance(found, Refused):
             return found
         keys, valid = found
         done = row._replace(state="reported", report=report, digest=digest, keys=keys, lease_until=now)
         book.put_tasks([done])
-        return Accepted(row.client, valid)
+        return Accepted(_one(row), valid)
 
     def _read(self, row: TaskRow, report: bytes) -> tuple[bytes | None, bool] | Refused:
         """The keys of a report's rows, and whether it is valid."""
@@ -145,7 +152,7 @@ class Coordinator:
             except UserError as error:
                 return Refused("malformed", str(error))
         keys = from_bytes(row.keys)[0] if row.keys is not None else None
-        found = self.server.read(self.about(row), keys, report)
+        found = self.server.read(self.about(row), keys, report, row.clients)
         if isinstance(found, Refused):
             return found
         return row.keys if row.keys is not None else to_bytes(found.keys), bool(found.sent.valid)
@@ -205,15 +212,17 @@ class Coordinator:
         now = self.server.begin(state, number, self.rng(number), self.rules.seed)
         for task in due.tasks:
             if task.report is not None:
-                found = self.server.read(
-                    self.about(task), from_bytes(task.keys)[0] if task.keys else None, task.report
-                )
+                keys = from_bytes(task.keys)[0] if task.keys else None
+                found = self.server.read(self.about(task), keys, task.report, task.clients)
                 if not isinstance(found, Reported):
                     raise UserError(f"a report of '{task.client}' in the journal is not one: {found.what}")
                 factor = (1.0 + number - task.number) ** -self.rules.staleness
-                now.include(task.client, self.about(task), found, len(task.report), factor)
+                now.include(task.names, self.about(task), found, len(task.report), factor, task.clients)
         closed = now.close()
-        return closed._replace(missing=sum(task.report is None for task in due.tasks))
+        return closed._replace(
+            broken=tuple(name for names in closed.broken for name in names),
+            missing=sum(task.clients for task in due.tasks if task.report is None),
+        )
 
     def commit(
         self, book: Book, due: Due, now: float, file: str, record: str = "{}", slices: str = ""
@@ -252,7 +261,7 @@ class Coordinator:
         ended = []
         for row in book.unevaluated():
             tally = book.tally("evaluate", row.number, 0, now)
-            if tally.reported + tally.lost < tally.tasks:
+            if tally.reported + tally.lost < tally.clients:
                 continue
             here = book.round("alone")
             if (here.phase, here.number) == ("evaluating", row.number):
@@ -273,7 +282,7 @@ class Coordinator:
 
     def about(self, row: TaskRow) -> About:
         """What the messages of a task belong to."""
-        return self.server.about(row.number, row.client, row.attempt, row.kind)
+        return self.server.about(row.number, row.client)._replace(task=row.id)
 
     def _wanted(self, book: Book, row: RoundRow, now: float) -> int:
         """How many clients are to be drawn."""
@@ -295,11 +304,20 @@ class Coordinator:
     def _tasks(
         self, kind: Kind, chosen: Sequence[ClientRow], number: int, attempt: int, until: float
     ) -> list[TaskRow]:
-        name = lambda client: self.server.about(number, client, attempt, kind).task
-        return [
-            TaskRow(name(each.name), kind, number, attempt, place, each.name, each.device, lease_until=until)
-            for place, each in enumerate(chosen)
-        ]
+        """A task for each client, or for each device with the clients that it has of those (in their order)."""
+        together = kind == "train" and self.rules.reports == "sum"
+        groups: dict[str, list[ClientRow]] = {}
+        for each in chosen:
+            groups.setdefault(each.device if together else each.name, []).append(each)
+        rows = []
+        for place, group in enumerate(groups.values()):
+            names = [each.name for each in group]
+            client = names[0] if len(names) == 1 else json.dumps(names)
+            # if there are sums, ids are made of lists only: no name can look like the list of another device
+            name = self.server.about(number, json.dumps(names) if together else client, attempt, kind).task
+            row = TaskRow(name, kind, number, attempt, place, client, group[0].device, clients=len(names))
+            rows.append(row._replace(lease_until=until))
+        return rows
 
     def _verdict(self, book: Book, row: RoundRow, process: str, now: float) -> Verdict:
         """Whether a round is to be closed or repeated by this process."""
@@ -310,11 +328,11 @@ class Coordinator:
         if self.rules.buffer:
             return "close" if book.num_buffered() >= self.rules.buffer else "open"
         tally, wanted = book.tally("train", row.number, row.attempt, now), self.rules.recruiting
-        if tally.reported >= (wanted.size if wanted.over_selection > 1 else tally.tasks):
+        if tally.reported >= (wanted.size if wanted.over_selection > 1 else tally.clients):
             return "close"
         over = now >= row.opened + self.rules.deadline
-        if over or tally.reported + tally.lost == tally.tasks:
-            if tally.reported >= min(self.rules.quorum, tally.tasks):
+        if over or tally.reported + tally.lost == tally.clients:
+            if tally.reported >= min(self.rules.quorum, tally.clients):
                 return "close"
             return "repeat" if over else "open"
         return "open"
@@ -336,8 +354,13 @@ class Coordinator:
         return row
 
     def _job(self, row: TaskRow, version: VersionRow | None) -> Job:
-        invitation = Invitation(self.about(row), row.client, self.rules.seed, row.number)
-        return Job(row.kind, invitation, version.slices if version else "")
+        invitation = Invitation(self.about(row), _one(row), self.rules.seed, row.number)
+        return Job(row.kind, invitation, version.slices if version else "", row.names)
+
+
+def _one(row: TaskRow) -> str:
+    """The client of a task; "" if there are several."""
+    return row.client if row.clients == 1 else ""
 
 
 def _summed(reports: Iterable[bytes]) -> dict[str, tuple[float, float]]:

@@ -154,7 +154,7 @@ class SqlBook:
         return [TaskRow(*row) for row in self.connection.execute(query)]
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
-        """How many of these tasks there are, have reported, and are lost."""
+        """How many clients these tasks have, have reported, and are lost."""
         given = {"kind": kind, "number": number, "attempt": attempt, "now": now}
         return TaskCounts(*self.connection.execute(_TALLY, given).one())
 
@@ -246,10 +246,11 @@ _TASKS_OF = (
     .order_by(*IN_ORDER)
     .limit(sa.bindparam("most"))
 )
+_LOST = sa.and_(TASKS.c.state != "reported", TASKS.c.lease_until <= sa.bindparam("now"))
 _TALLY = sa.select(
-    sa.func.count(),
-    sa.func.count().filter(TASKS.c.state == "reported"),
-    sa.func.count().filter(TASKS.c.state != "reported", TASKS.c.lease_until <= sa.bindparam("now")),
+    sa.func.coalesce(sa.func.sum(TASKS.c.clients), 0),
+    sa.func.coalesce(sa.func.sum(TASKS.c.clients).filter(TASKS.c.state == "reported"), 0),
+    sa.func.coalesce(sa.func.sum(TASKS.c.clients).filter(_LOST), 0),
 ).where(
     TASKS.c.kind == sa.bindparam("kind"),
     TASKS.c.number == sa.bindparam("number"),

@@ -77,9 +77,8 @@ def write_answer(answer: Work | Wait) -> bytes:
     tasks = []
     for job in answer.jobs:
         told = job.invitation
-        tasks.append(
-            {"kind": job.kind, **told._asdict(), "about": told.about._asdict(), "slices": job.slices}
-        )
+        rest = {"about": told.about._asdict(), "slices": job.slices, "clients": job.clients}
+        tasks.append({"kind": job.kind, **told._asdict(), **rest})
     return json.dumps({"tasks": tasks, "lease": answer.lease}).encode()
 
 
@@ -99,4 +98,7 @@ def _job(told: Mapping[str, Any]) -> Job:
     kind = told["kind"]
     if kind not in ("train", "evaluate"):
         raise ValueError(f"a task of kind {kind!r}")
-    return Job(kind, Invitation(About(**told["about"]), **rest), str(told["slices"]))
+    clients = told["clients"]
+    if not isinstance(clients, list) or not all(isinstance(each, str) for each in clients):
+        raise ValueError("a task whose clients are not a list of names")
+    return Job(kind, Invitation(About(**told["about"]), **rest), str(told["slices"]), tuple(clients))

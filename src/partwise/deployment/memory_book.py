@@ -59,11 +59,11 @@ class MemoryBook:
         return [row for row in self._sorted() if (row.kind, row.number, row.attempt) == wanted]
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
-        """How many of these tasks there are, have reported, and are lost."""
+        """How many clients these tasks have, have reported, and are lost."""
         tasks = self.tasks(kind, number, attempt)
-        reported = [row.state == "reported" for row in tasks]
-        lost = [row.state != "reported" and row.lease_until <= now for row in tasks]
-        return TaskCounts(len(tasks), sum(reported), sum(lost))
+        reported = [row.clients for row in tasks if row.state == "reported"]
+        lost = [row.clients for row in tasks if row.state != "reported" and row.lease_until <= now]
+        return TaskCounts(sum(row.clients for row in tasks), sum(reported), sum(lost))
 
     def tasks_of(self, device: str, most: int) -> list[TaskRow]:
         """Tasks that one device has to do."""

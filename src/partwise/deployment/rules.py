@@ -47,6 +47,7 @@ class Rules(NamedTuple):
     held_out:       share of the clients that never train, and evaluate
     evaluate_every: versions between evaluations; 0: none
     keep:           versions of which tasks and files are kept
+    reports:        a report for each client (clients), or one for all drawn clients of a device (sum)
     """
 
     recruiting: Recruiting
@@ -67,6 +68,7 @@ class Rules(NamedTuple):
     held_out: float = 0.0
     evaluate_every: int = 0
     keep: int = 20
+    reports: str = "clients"
 
     def check(self) -> Rules:
         """Itself, if rounds can be run by these rules."""
@@ -81,6 +83,11 @@ class Rules(NamedTuple):
             raise UserError(
                 f"a buffer of {self.buffer} reports is never full with {self.concurrency} tasks at a time: raise "
                 f"deploy.concurrency, or lower deploy.buffer"
+            )
+        if self.buffer and self.reports == "sum":
+            raise UserError(
+                f"deploy.reports = sum needs rounds: a buffer of {self.buffer} reports takes clients one by "
+                f"one. Set deploy.buffer to 0, or deploy.reports to clients"
             )
         if self.evaluate_every and not self.held_out:
             raise UserError(
@@ -113,7 +120,7 @@ def make_rules(config: Config, **changes: Any) -> Rules:
     if recruiting.dropout:
         raise UserError("cohort.dropout is for simulations: over a network, devices drop out by themselves")
     same = ("deadline", "lease", "fresh", "population", "buffer", "staleness", "stalest")
-    more = ("held_out", "evaluate_every", "keep")
+    more = ("held_out", "evaluate_every", "keep", "reports")
     rules = Rules(
         recruiting=recruiting,
         seed=config.seed,

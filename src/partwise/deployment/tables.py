@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from partwise.types import UserError
 
-VERSION = 2  # of the tables
+VERSION = 3  # of the tables
 
 TABLES = sa.MetaData()
 ABOUT = sa.Table(
@@ -60,6 +60,7 @@ TASKS = sa.Table(
     sa.Column("report", sa.LargeBinary),
     sa.Column("digest", sa.Text),
     sa.Column("counted", sa.Integer),
+    sa.Column("clients", sa.Integer, nullable=False, server_default="1"),
     sa.Index("tasks_of_round", "number", "attempt", "device"),
     sa.Index("tasks_to_do", "state", "device"),
 )
@@ -109,6 +110,7 @@ MIGRATIONS: Mapping[int, Sequence[sa.Column[Any]]] = {
         VERSIONS.c.metrics,
         KEYS.c.role,
     ),
+    2: (TASKS.c.clients,),
 }
 
 

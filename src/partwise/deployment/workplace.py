@@ -1,6 +1,9 @@
 """One run on one device: its algorithm, its clients, and what they keep. Work on one task, from the choice of keys
 to the report.
 
+A task is of one client, or of several, which then train in compiled lanes and report their sum (`simulation.site`).
+Clients that are not here any more are left out of a sum.
+
 What a client keeps is saved after its report was accepted. If the device dies between the two, the report counts,
 and the client goes on with what it kept before that round. If only the server's answer is lost, the same report is
 sent again: it counts once.
@@ -9,7 +12,7 @@ sent again: it counts once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +26,12 @@ from partwise.deployment.own_store import OwnStore
 from partwise.deployment.page_reader import Reader
 from partwise.device import Asked, Device
 from partwise.metrics import Measured, Sums
-from partwise.server.messages import About, Invitation, Slices, about, write_metrics
+from partwise.model.partition import Partition
+from partwise.server.messages import About, Invitation, Slices, about, read_slices, write_metrics
+from partwise.server.report_form import ReportForm
 from partwise.server.round import Refused
-from partwise.types import UserError
+from partwise.simulation.site import Site, SiteAsked
+from partwise.types import UserError, counted
 
 log = logging.getLogger("partwise.agent")
 
@@ -39,21 +45,30 @@ TROUBLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, 
 class Worked(NamedTuple):
     """What came of one task."""
 
-    client: str
+    client: str  # of several: how many there are
     version: int
     accepted: bool
     reason: str = ""  # why not
 
 
-class Sent(NamedTuple):
-    """A report that was sent, and what is needed once it is accepted."""
+class Share(NamedTuple):
+    """One client's share in a task: what it was given, and what it keeps."""
 
-    invitation: Invitation
+    client: str
     message: bytes | Slices
     examples: ClientStore
     asked: Asked
-    report: bytes
     kept: Mapping[str, np.ndarray]
+
+
+class Sent(NamedTuple):
+    """A report that was sent, and what is needed once it is accepted."""
+
+    job: Job
+    report: bytes
+    shares: Iterable[
+        Share
+    ]  # of all clients that have something to keep; they may be made when they are asked for
 
 
 class Workplace:
@@ -83,6 +98,8 @@ class Workplace:
         reader: Reader | None = None,
     ):
         self._link, self._device, self._clients, self._own = link, Device(algorithm, precision), clients, own
+        self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
+        self._site: Site | None = None
         self._partition, self._keeps, self._refresh = algorithm.partition, set(algorithm.keeps), refresh
         self.run, self.model = run, algorithm.partition.digest
         self._store: ClientStore | None = None
@@ -94,7 +111,7 @@ class Workplace:
         """Look at the data. Returns the names of the clients that are there now."""
         store = self._clients()
         if store is not self._store:
-            self._store = store
+            self._store, self._site = store, None
             self._places = {str(name): place for place, name in enumerate(store.client_ids.tolist())}
         return set(self._places)
 
@@ -110,13 +127,13 @@ class Workplace:
             check_invitation(invitation)
             if not self.fits(invitation.about):
                 refused = "model", "it is of another run or model"
-            elif invitation.client not in self._places:
+            elif not self._here(job):
                 refused = "client", "this device does not have its client"
             else:
                 refused = self._work(job)
         except TROUBLE as error:
             refused = "malformed", f"it makes no sense: {str(error) or repr(error)}"
-        return _told(invitation, refused)
+        return _told(job, refused)
 
     def finish(self) -> Worked | None:
         """Send a report again to which the server's answer was lost; None if there is none."""
@@ -124,18 +141,32 @@ class Workplace:
             return None
         sent, refused = self._unheard, self._report(self._unheard)
         self._unheard = None
-        return _told(sent.invitation, refused)
+        return _told(sent.job, refused)
+
+    def _here(self, job: Job) -> list[str]:
+        """Those clients of a task that are on this device."""
+        return [name for name in clients_of(job) if name in self._places]
 
     def _work(self, job: Job) -> tuple[str, str] | None:
         """None, or why nothing came of it."""
-        invitation, client, here = job.invitation, job.invitation.client, job.invitation.about
-        assert self._store is not None  # there are clients
-        examples, device = self._store.gather([self._places[client]]), self._device
+        several = len(clients_of(job)) > 1
+        if several and job.kind != "train":
+            raise UserError("one report of several clients is of their training")
+        sent = self._together(job) if several else self._alone(job)
+        if isinstance(sent, Refused):
+            return sent
+        self._unheard = sent
+        refused = self._report(sent)
+        self._unheard = None
+        return refused
+
+    def _alone(self, job: Job) -> Sent | Refused:
+        """The report of a task of one client."""
+        client, here, device = job.invitation.client, job.invitation.about, self._device
+        examples = self._examples(client)
         train = job.kind == "train"
-        asked = (
-            device.ask(examples, invitation.seed, invitation.round) if train else device.ask_whole(examples)
-        )
-        message = self._slices(job, asked)
+        asked = self._ask(job, examples) if train else device.ask_whole(examples)
+        message = self._slices(job, asked.keys)
         if isinstance(message, Refused):
             return message
         before = self._kept(client, asked)
@@ -144,19 +175,69 @@ class Workplace:
             report, kept = device.report_and_keep(message, examples, asked, before, named)
         else:
             report, kept = write_metrics(here, sums_of(device.evaluate(message, examples, asked, before))), {}
-        self._unheard = Sent(invitation, message, examples, asked, report, kept)
-        refused = self._report(self._unheard)
-        self._unheard = None
-        return refused
+        return Sent(job, report, [Share(client, message, examples, asked, kept)])
 
-    def _slices(self, job: Job, asked: Asked) -> bytes | Slices | Refused:
+    def _together(self, job: Job) -> Sent | Refused:
+        """The report of a task of several clients: the sum of those that are here."""
+        assert self._store is not None  # there are clients
+        self._site = self._site or Site(lambda _: self._device.algorithm, {}, self._store)
+        names, clients = self._here(job), len(job.clients)
+        if len(names) < clients:
+            log.warning(
+                "%s of %d are not here, and not in the sum", counted(clients - len(names), "client"), clients
+            )
+        asked = self._site.ask(
+            [self._places[name] for name in names], job.invitation.seed, job.invitation.round
+        )
+        message = self._slices(job, asked.keys)
+        if isinstance(message, Refused):
+            return message
+        slices = message if isinstance(message, Slices) else read_slices(self._partition, message, asked.keys)
+        total = self._site.total(slices, asked, self._all_kept(job, names), clients)
+        if total.broken:
+            log.warning(
+                "updates of %s are not finite, and not in the sum", counted(len(total.broken), "client")
+            )
+        report = self._form.write(job.invitation.about, total.sent, asked.keys if job.slices else None)
+        return Sent(job, report, self._shares(job, names, asked, slices, total.kept))
+
+    def _all_kept(self, job: Job, names: Sequence[str]) -> dict[int, dict[str, np.ndarray]]:
+        """What several clients kept, by their places."""
+        kept = {}
+        for name in names if self._keeps else ():
+            kept[self._places[name]] = self._kept(name, self._ask(job, self._examples(name))) or {}
+        return kept
+
+    def _shares(
+        self,
+        job: Job,
+        names: Sequence[str],
+        asked: SiteAsked,
+        slices: Slices,
+        kept: Mapping[int, Mapping[str, np.ndarray]],
+    ) -> Iterator[Share]:
+        """Each client's share in a sum, if clients have something to keep."""
+        for name in names if self._keeps or self._rebuilds else ():
+            examples = self._examples(name)
+            own = self._ask(job, examples)
+            mine = rows_of(self._partition, slices, asked.keys, own.keys)
+            yield Share(name, mine, examples, own, kept.get(self._places[name], {}))
+
+    def _examples(self, client: str) -> ClientStore:
+        assert self._store is not None  # there are clients
+        return self._store.gather([self._places[client]])
+
+    def _ask(self, job: Job, examples: ClientStore) -> Asked:
+        return self._device.ask(examples, job.invitation.seed, job.invitation.round)
+
+    def _slices(self, job: Job, keys: Mapping[str, np.ndarray]) -> bytes | Slices | Refused:
         """The slices of a task: from files, if it names one, and else from the server."""
         here = job.invitation.about
         if job.slices:
             if self._reader is None:
                 raise UserError("its slices are files, and this device has no way to them")
-            return self._reader.slices(job.slices, asked.keys, here)
-        message = self._link.slices(here.task, asked.keys)
+            return self._reader.slices(job.slices, keys, here)
+        message = self._link.slices(here.task, keys)
         if not isinstance(message, Refused) and about(message) != here:
             raise UserError("the slices are of another task")
         return message
@@ -169,15 +250,19 @@ class Workplace:
             raise UnreachableError(f"its answer to a report cannot be read: {error!r}") from None
         if isinstance(verdict, Refused):
             return verdict
-        client, version = sent.invitation.client, sent.invitation.about.version
-        if sent.kept:
-            keys = {KEYS + space: each for space, each in sent.asked.keys.items()}
-            self._own.put("kept", client, {**sent.kept, **keys}, version=version)
-        try:
-            self._rebuild(client, version, sent)
-        except TROUBLE as error:
-            log.warning("the local part of client '%s' could not be rebuilt: %s", client, error)
+        for share in sent.shares:
+            self._keep(share, sent.job.invitation.about.version)
         return None
+
+    def _keep(self, share: Share, version: int) -> None:
+        """Keep what is to be kept of a client."""
+        if share.kept:
+            keys = {KEYS + space: each for space, each in share.asked.keys.items()}
+            self._own.put("kept", share.client, {**share.kept, **keys}, version=version)
+        try:
+            self._rebuild(share, version)
+        except TROUBLE as error:
+            log.warning("the local part of client '%s' could not be rebuilt: %s", share.client, error)
 
     def _kept(self, client: str, asked: Asked) -> dict[str, np.ndarray] | None:
         """What the client kept, with rows for the keys that it has now. Keys that are new have zeros."""
@@ -195,23 +280,34 @@ class Workplace:
             for path, leaf in kept.items()
         }
 
-    def _rebuild(self, client: str, version: int, sent: Sent) -> None:
+    @property
+    def _rebuilds(self) -> bool:
+        return self._refresh is not None and bool(self._partition.local_paths)
+
+    def _rebuild(self, share: Share, version: int) -> None:
         """Rebuild the client's local part if its data has changed, or if the version has moved on far enough."""
-        if self._refresh is None or not self._partition.local_paths:
+        if self._refresh is None or not self._rebuilds:
             return
-        data, before = digest_of(sent.examples.columns, {}), self._own.get("local", client)
+        client = share.client
+        data, before = digest_of(share.examples.columns, {}), self._own.get("local", client)
         if before and before.said.get("data") == data and _recent(before.said, version, self._refresh):
             return
-        local = self._device.personalize(sent.message, sent.examples, sent.asked)
+        local = self._device.personalize(share.message, share.examples, share.asked)
         if all(np.isfinite(leaf).all() for leaf in local.values()):
             self._own.put("local", client, local, version=version, data=data)
         else:
             log.warning("the local part of client '%s' is not finite, and is not kept", client)
 
 
-def _told(invitation: Invitation, refused: tuple[str, str] | None) -> Worked:
+def clients_of(job: Job) -> Sequence[str]:
+    """The clients of a task. Of one client, the invitation says which it is."""
+    return job.clients if len(job.clients) > 1 else (job.invitation.client,)
+
+
+def _told(job: Job, refused: tuple[str, str] | None) -> Worked:
     """What came of a task, in the log too if it was nothing."""
-    client, version = str(invitation.client), invitation.about.version
+    clients, version = clients_of(job), job.invitation.about.version
+    client = str(clients[0]) if len(clients) == 1 else counted(len(clients), "client")
     version = version if isinstance(version, int) else 0
     if refused is None:
         return Worked(client, version, accepted=True)
@@ -228,6 +324,16 @@ def _recent(said: Mapping[str, Any], version: int, refresh: int) -> bool:
 def sums_of(measured: Measured) -> dict[str, Sums]:
     """The metrics that are sums. Others would need the scores and labels of all examples, which stay here."""
     return {name: each for name, each in measured.items() if isinstance(each, Sums)}
+
+
+def rows_of(
+    partition: Partition, slices: Slices, keys: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
+) -> Slices:
+    """The slices of one client's own keys, from those of the keys of several (both sorted)."""
+    places = {space: np.searchsorted(keys[space], each) for space, each in own.items()}
+    keyed = partition.of("keyed")
+    cut = lambda path, leaf: leaf[places[partition.roles[path].space]] if path in keyed else leaf
+    return slices._replace(params={path: cut(path, leaf) for path, leaf in slices.params.items()})
 
 
 def moved(leaf: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

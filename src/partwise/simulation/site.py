@@ -95,19 +95,27 @@ class Site:
         keys = {s: staged.rows[s][0] if s in staged.rows else every(s) for s in partition.spaces}
         return SiteAsked(keys, int(staged.wanted.missed.sum()), clients, staged)
 
-    def total(self, message: bytes | Slices, asked: SiteAsked, kept: KeptByPlace | None = None) -> SiteTotal:
+    def total(
+        self,
+        message: bytes | Slices,
+        asked: SiteAsked,
+        kept: KeptByPlace | None = None,
+        clients: int | None = None,
+    ) -> SiteTotal:
         """Run a round on the clients that asked, and add up what they contribute.
 
         Args:
             message: The slices of `asked.keys` that the server sent.
             asked: What they asked for.
             kept: What they kept from their last rounds, by place.
+            clients: Of how many clients the server expects the sum, if some of them could not be asked (default:
+                those that asked).
         """
         room = self._room(asked, kept)
         summed: Summed = to_host(self._total(self._rates, *self._given(message, asked, room)))
         lost = tuple(sorted(self._places(asked)[np.asarray(summed.broken)].tolist()))
         valid = bool(summed.used.any()) or not lost
-        sent = self._cut(summed.total, asked, valid)
+        sent = self._cut(summed.total, asked, valid, clients or len(asked.places))
         return SiteTotal(sent, self._keep(asked, kept, room, summed.used, summed.keep), lost)
 
     def each(self, message: bytes | Slices, asked: SiteAsked, kept: KeptByPlace | None = None) -> SiteEach:
@@ -158,12 +166,11 @@ class Site:
             )
         return pad(np.asarray(leaf), tables[space].shape[1]) if space in tables else leaf
 
-    def _cut(self, total: Total, asked: SiteAsked, valid: bool) -> Contribution:
+    def _cut(self, total: Total, asked: SiteAsked, valid: bool, clients: int) -> Contribution:
         """The sum without padding. One client alone sends no `held`: that is its weight in every row."""
         rows = lambda leaf, space: leaf[: len(asked.keys[space])] if space else leaf
         update = {path: rows(leaf, self._space(path)) for path, leaf in total.update.items()}
-        several = len(asked.places) > 1
-        held = {space: rows(leaf, space) for space, leaf in total.held.items()} if several else {}
+        held = {space: rows(leaf, space) for space, leaf in total.held.items()} if clients > 1 else {}
         return Contribution(update, total.weight, total.clients, total.loss, jnp.asarray(valid), held)
 
     def _space(self, path: str) -> str:
