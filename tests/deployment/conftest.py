@@ -106,9 +106,12 @@ def federate(tmp_path):
         def start(folder="served", settings=(), **rules):
             task, config = resolve("planted", None, small | dict(settings))
             found_run(task, config, tmp_path / folder)
-            hub, offer, _ = open_run(tmp_path / folder, **{"quorum": 1, "fresh": 1e6, "poll": 0.02} | rules)
+            hub, offer, files = open_run(
+                tmp_path / folder, **{"quorum": 1, "fresh": 1e6, "poll": 0.02} | rules
+            )
             stack.callback(hub.close)
-            return Federation(prepare(task, config), hub, offer, stack.enter_context(serving(hub, offer)))
+            url = stack.enter_context(serving(hub, offer, files=files))
+            return Federation(prepare(task, config), hub, offer, url)
 
         yield start
 

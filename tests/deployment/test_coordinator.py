@@ -230,6 +230,92 @@ def test_a_device_that_has_much_to_do_is_not_lost_while_it_works(transactions):
     assert int(closed(desk, 17.0).total.clients) == 3
 
 
+SITES = {"device x": ["a", "b", "c"], "device y": ["d", "e"]}
+
+
+def sums_begun(transactions, **changes):
+    """Two devices of several clients that report sums, and a round that is open."""
+    desk = Deciding(transactions(), reports="sum", **changes)
+    for device, names in SITES.items():
+        desk.present(device, names, 0.0)
+    assert desk.open(0.0)
+    return desk
+
+
+def sum_for(job, keys=KEYS):
+    """What a device might report for its clients, each of weight 2."""
+    number = np.float32(len(job.clients))
+    leaves = {space: np.full((len(each), 2), number, np.float32) for space, each in keys.items()}
+    sent = Contribution(leaves, 2 * number, number, Sums(3 * number, 2 * number), np.asarray(True))
+    return SERVER.form.write(job.invitation.about, sent, keys)
+
+
+def test_a_device_has_one_task_for_all_of_its_clients_that_report_a_sum(transactions):
+    everyone = {"recruiting": Recruiting(5), "quorum": 5}
+    alone, desk = Deciding(transactions(), **everyone), sums_begun(transactions, **everyone)
+    for device, names in SITES.items():
+        alone.present(device, names, 0.0)
+    alone.open(0.0)
+    drawn = alone.invited()
+    wanted = {device: tuple(name for name in drawn if name in names) for device, names in SITES.items()}
+    assert {task.device: task.names for task in desk.tasks()} == wanted
+    assert [task.clients for task in desk.tasks()] == [len(wanted[task.device]) for task in desk.tasks()]
+    for device in SITES:
+        assert desk.due("p", 0.0) is None
+        [job] = desk.poll(device, 0.0, most=10).jobs
+        assert (job.invitation.client, job.clients) == ("", wanted[device])
+        assert desk.accept(device, sum_for(job), 0.0) == Accepted("", valid=True)
+        assert desk.accept(device, sum_for(job), 0.0) == Accepted("", valid=True)
+    done = closed(desk, 1.0)
+    assert (int(done.total.clients), done.total.weight, done.empty, done.missing) == (5, 10, 0, 0)
+
+
+def test_quorum_and_losses_are_counted_in_clients_of_sums(transactions):
+    for device, quorum, verdict in (("device x", 3, "close"), ("device y", 3, "repeat")):
+        desk = sums_begun(transactions, recruiting=Recruiting(5), quorum=quorum)
+        [job] = desk.poll(device, 0.0, most=10).jobs
+        desk.accept(device, sum_for(job), 0.0)
+        assert desk.due("p", 9.9) is None
+        if verdict == "close":
+            done = closed(desk, 10.0)
+            assert (int(done.total.clients), done.missing) == (3, 2)
+        else:
+            assert desk.due("p", 10.0) is None
+            assert desk.due("p", 100.0) is None
+            assert (desk.round().attempt, desk.round().phase) == (1, "waiting")
+
+
+def test_over_selection_ends_with_the_sums_that_fill_the_cohort(transactions):
+    desk = sums_begun(transactions, recruiting=Recruiting(3, over_selection=1.6), quorum=3)
+    assert sum(task.clients for task in desk.tasks()) == 5
+    [job] = desk.poll("device x", 0.0, most=10).jobs
+    desk.accept("device x", sum_for(job), 0.0)
+    assert int(closed(desk, 1.0).total.clients) == 3
+
+
+def test_sums_that_are_not_finite_name_all_of_their_clients(transactions):
+    desk = sums_begun(transactions, recruiting=Recruiting(5), quorum=5)
+    for device in SITES:
+        [job] = desk.poll(device, 0.0, most=10).jobs
+        report = sum_for(job)
+        if device == "device y":
+            nothing = Contribution({}, 0, 0, Sums(0, 0), np.asarray(False))
+            report = SERVER.form.write(job.invitation.about, nothing)
+        assert desk.accept(device, report, 0.0).valid == (device == "device x")
+    done = closed(desk, 1.0)
+    assert (sorted(done.broken), int(done.total.clients)) == (["d", "e"], 3)
+
+
+def test_a_client_whose_name_looks_like_a_list_has_its_own_task(transactions):
+    desk = Deciding(transactions(), reports="sum", recruiting=Recruiting(4), quorum=4)
+    desk.present("device x", ["a", "b"], 0.0)
+    names = [json.dumps(["a", "b"]), json.dumps(["b", "a"])]
+    for place, name in enumerate(names):
+        desk.present(f"device {place}", [name], 0.0)
+    assert desk.open(0.0)
+    assert {name for task in desk.tasks() for name in task.names} == {"a", "b", *names}
+
+
 def test_lost_devices_do_not_hold_up_a_round_that_has_its_quorum(transactions):
     desk = begun(transactions)
     a, b, c = desk.invited()

@@ -19,7 +19,7 @@ from partwise.deployment.agent import Agent, run_agent
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.link import UnreachableError
 from partwise.deployment.own_store import OwnStore, opened
-from partwise.deployment.workplace import moved
+from partwise.deployment.shares import moved
 from partwise.types import UserError
 
 ARRAYS = {"control/item": np.arange(6, dtype=np.float32).reshape(3, 2)}

@@ -38,6 +38,7 @@ from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.selection.key_heat import count_heats, load_heats, save_heats
 from partwise.server.round import Server
+from partwise.simulation.kept import check_keys_stay
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -57,6 +58,8 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     _check_deployable(task, config)
     prepared, folder = prepare(task, config), Folder(out)
     algorithm = prepared.build(prepared.rates)
+    if config.deploy.reports == "sum":
+        check_keys_stay(algorithm)
     by = "samples" if config.server.weighting == "examples" else "clients"
     heats = count_heats(prepared.store, algorithm.partition, by)
     folder.path.mkdir(parents=True, exist_ok=True)

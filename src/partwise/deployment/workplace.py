@@ -24,10 +24,9 @@ from partwise.deployment.coordinator import Job
 from partwise.deployment.link import Link, UnreachableError
 from partwise.deployment.own_store import OwnStore
 from partwise.deployment.page_reader import Reader
+from partwise.deployment.shares import Share, check_invitation, clients_of, moved, rows_of, sums_of
 from partwise.device import Asked, Device
-from partwise.metrics import Measured, Sums
-from partwise.model.partition import Partition
-from partwise.server.messages import About, Invitation, Slices, about, read_slices, write_metrics
+from partwise.server.messages import About, Slices, about, read_slices, write_metrics
 from partwise.server.report_form import ReportForm
 from partwise.server.round import Refused
 from partwise.simulation.site import Site, SiteAsked
@@ -49,16 +48,6 @@ class Worked(NamedTuple):
     version: int
     accepted: bool
     reason: str = ""  # why not
-
-
-class Share(NamedTuple):
-    """One client's share in a task: what it was given, and what it keeps."""
-
-    client: str
-    message: bytes | Slices
-    examples: ClientStore
-    asked: Asked
-    kept: Mapping[str, np.ndarray]
 
 
 class Sent(NamedTuple):
@@ -182,22 +171,15 @@ class Workplace:
         assert self._store is not None  # there are clients
         self._site = self._site or Site(lambda _: self._device.algorithm, {}, self._store)
         names, clients = self._here(job), len(job.clients)
-        if len(names) < clients:
-            log.warning(
-                "%s of %d are not here, and not in the sum", counted(clients - len(names), "client"), clients
-            )
-        asked = self._site.ask(
-            [self._places[name] for name in names], job.invitation.seed, job.invitation.round
-        )
+        _left_out(clients - len(names), "not here any more")
+        places = [self._places[name] for name in names]
+        asked = self._site.ask(places, job.invitation.seed, job.invitation.round)
         message = self._slices(job, asked.keys)
         if isinstance(message, Refused):
             return message
         slices = message if isinstance(message, Slices) else read_slices(self._partition, message, asked.keys)
         total = self._site.total(slices, asked, self._all_kept(job, names), clients)
-        if total.broken:
-            log.warning(
-                "updates of %s are not finite, and not in the sum", counted(len(total.broken), "client")
-            )
+        _left_out(len(total.broken), "without a finite update")
         report = self._form.write(job.invitation.about, total.sent, asked.keys if job.slices else None)
         return Sent(job, report, self._shares(job, names, asked, slices, total.kept))
 
@@ -299,60 +281,25 @@ class Workplace:
             log.warning("the local part of client '%s' is not finite, and is not kept", client)
 
 
-def clients_of(job: Job) -> Sequence[str]:
-    """The clients of a task. Of one client, the invitation says which it is."""
-    return job.clients if len(job.clients) > 1 else (job.invitation.client,)
+def _left_out(number: int, why: str) -> None:
+    """A line in the log if clients of a task are not in its sum."""
+    if number:
+        log.warning("%s of a task: %s, and not in its sum", counted(number, "client"), why)
 
 
 def _told(job: Job, refused: tuple[str, str] | None) -> Worked:
     """What came of a task, in the log too if it was nothing."""
     clients, version = clients_of(job), job.invitation.about.version
     client = str(clients[0]) if len(clients) == 1 else counted(len(clients), "client")
+    whose = f"client '{client}'" if len(clients) == 1 else client
     version = version if isinstance(version, int) else 0
     if refused is None:
         return Worked(client, version, accepted=True)
     reason, what = refused
-    log.warning("a task of client '%s', version %d, came to nothing (%s): %s", client, version, reason, what)
+    log.warning("a task of %s, version %d, came to nothing (%s): %s", whose, version, reason, what)
     return Worked(client, version, accepted=False, reason=reason)
 
 
 def _recent(said: Mapping[str, Any], version: int, refresh: int) -> bool:
     """Whether a local part is of this version, or of one shortly before it."""
     return 0 <= version - int(said.get("version", -refresh)) < refresh
-
-
-def sums_of(measured: Measured) -> dict[str, Sums]:
-    """The metrics that are sums. Others would need the scores and labels of all examples, which stay here."""
-    return {name: each for name, each in measured.items() if isinstance(each, Sums)}
-
-
-def rows_of(
-    partition: Partition, slices: Slices, keys: Mapping[str, np.ndarray], own: Mapping[str, np.ndarray]
-) -> Slices:
-    """The slices of one client's own keys, from those of the keys of several (both sorted)."""
-    places = {space: np.searchsorted(keys[space], each) for space, each in own.items()}
-    keyed = partition.of("keyed")
-    cut = lambda path, leaf: leaf[places[partition.roles[path].space]] if path in keyed else leaf
-    return slices._replace(params={path: cut(path, leaf) for path, leaf in slices.params.items()})
-
-
-def moved(leaf: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The rows of these keys as rows of the wanted ones (both sorted); zeros where there was none."""
-    if np.array_equal(keys, wanted):
-        return leaf
-    rows = np.zeros((len(wanted), *leaf.shape[1:]), leaf.dtype)
-    _, here, there = np.intersect1d(keys, wanted, assume_unique=True, return_indices=True)
-    rows[there] = leaf[here]
-    return rows
-
-
-def check_invitation(invitation: Invitation) -> None:
-    """Raise `UserError` if a task is not what a server may send."""
-    here = invitation.about
-    values = {**invitation._asdict(), **here._asdict()}
-    for name, kind in {"client": str, "run": str, "task": str, "model": str}.items():
-        if not isinstance(values[name], kind) or len(values[name]) > 1000:
-            raise UserError(f"its {name} is {str(values[name])[:100]!r}")
-    for name in ("seed", "round", "version"):
-        if type(values[name]) is not int or not 0 <= values[name] < 2**63:
-            raise UserError(f"its {name} is {str(values[name])[:100]!r}")
