@@ -10,8 +10,10 @@ import pytest
 
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.agent import Agent, run_agent
+from partwise.deployment.book import TaskRow
 from partwise.deployment.coordinator import Job, Work
 from partwise.deployment.http_link import HttpLink
+from partwise.deployment.journal import Journal
 from partwise.deployment.link import read_answer, write_answer
 from partwise.deployment.own_store import opened
 from partwise.deployment.rules import make_rules
@@ -77,7 +79,7 @@ def assert_close(found, wanted):
         {"server.mean": "holders"},
         {"server.mean": "holders", "serving.way": "pregenerated"},
         {"algorithm": "fed_per"},
-        {"algorithm": "fed_sub_avg"},
+        {"server.mean": "heat"},
     ],
     ids=lambda settings: " ".join(settings.values()) or "as it is",
 )
@@ -250,3 +252,18 @@ def test_what_sums_cannot_do_is_refused():
     _, config = resolve("planted", None, {"deploy.reports": "some"})
     with pytest.raises(UserError, match=r"deploy.reports"):
         make_rules(config)
+
+
+def test_tasks_of_a_journal_from_before_there_were_sums_are_of_one_client(tmp_path):
+    url, row = f"sqlite:///{tmp_path}/journal.db", TaskRow("id", "train", 0, 0, 0, "ann", "device")
+    journal = Journal(url, "run")
+    with journal.transaction() as book:
+        book.put_tasks([row])
+        for change in ("ALTER TABLE tasks DROP COLUMN clients", "UPDATE about SET tables = 2"):
+            book.connection.exec_driver_sql(change)
+    journal.close()
+    journal = Journal(url, "run")
+    with journal.transaction() as book:
+        assert book.tasks("train", 0, 0) == [row]
+        assert book.tally("train", 0, 0, -1.0) == (1, 0, 0)
+    journal.close()
