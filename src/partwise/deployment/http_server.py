@@ -105,7 +105,9 @@ class _Application:
             Route("/healthz", self.health),
             *operator_routes(self.hub, self.meters, self.guarded),
         ]
-        return Starlette(routes=routes, lifespan=self.lifespan)
+        app = Starlette(routes=routes, lifespan=self.lifespan)
+        app.state.waiting = self.waiting  # to be woken before the server stops
+        return app
 
     def endpoint(self, path: str, work: Answer, most: int) -> Callable[[Request], Awaitable[Response]]:
         """A request of a device: its body is read up to a limit, and its device is known."""

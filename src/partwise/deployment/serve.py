@@ -20,6 +20,7 @@ from partwise.deployment.federation import open_run
 from partwise.deployment.http_server import Allowed, application
 from partwise.deployment.hub import Hub
 from partwise.deployment.journal import JournalDownError
+from partwise.deployment.waiting import Waiting
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
@@ -78,8 +79,9 @@ def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda ur
         hold=deploy["deploy.hold"],
         tls=bool(how.certificate or how.proxy),
     )
+    app = application(hub, offer, limits, files)
     config = uvicorn.Config(
-        application(hub, offer, limits, files),
+        app,
         host=how.host,
         port=how.port,
         ssl_certfile=how.certificate,
@@ -94,31 +96,36 @@ def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda ur
     )
     server = uvicorn.Server(config)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(server, hub, how, told))
+        asyncio.run(_serve(server, hub, how, told, app.state.waiting))
     return hub
 
 
-async def _serve(server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None]) -> None:
-    watching = asyncio.create_task(_watch(server, hub, how, told))
+async def _serve(
+    server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None], waiting: Waiting
+) -> None:
+    watching = asyncio.create_task(_watch(server, hub, how, told, waiting))
     try:
         await server.serve()
     finally:
         watching.cancel()
 
 
-async def _watch(server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None]) -> None:
-    """Tell where the server listens, and stop it when the run has ended, if that is wanted."""
+async def _watch(
+    server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None], waiting: Waiting
+) -> None:
+    """Tell where the server listens, stop it when the run has ended, if that is wanted, and answer the polls that
+    wait when it stops."""
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
     scheme = "https" if how.certificate else "http"
     told(f"{scheme}://{how.host}:{port}")
-    while how.until_end:
+    while not server.should_exit:
         await asyncio.sleep(CHECKED)
-        if await _has_ended(hub):
+        if how.until_end and await _has_ended(hub):
             await asyncio.sleep(LAST_ANSWERS)
             server.should_exit = True
-            return
+    waiting.wake()
 
 
 async def _has_ended(hub: Hub) -> bool:
