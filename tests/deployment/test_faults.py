@@ -44,16 +44,20 @@ def health(run, url):
     return pool.request("GET", f"{url}/healthz", retries=False).status
 
 
+def stopped(postgres, wait_until, how):
+    """Stop PostgreSQL by this signal."""
+    os.kill(postgres.get_pid(), how)
+    wait_until(lambda: not postgres.get_postmaster_info().is_running())
+
+
 def test_a_database_that_is_stopped_and_one_that_crashes(fleet, own_postgres, wait_until):
     database = own_postgres.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
     run = fleet("planted", SMALL | {"rounds": 30}, database)
     server = run.serve("--until-end")
     devices, hub = run.join(server.url), run.hub()
-    stops = {5: signal.SIGINT, 15: signal.SIGQUIT}  # PostgreSQL ends quickly, and as if it crashed
-    for number, stop in stops.items():
+    for number, how in {5: signal.SIGINT, 15: signal.SIGQUIT}.items():  # quickly, and as if it crashed
         wait_until(lambda number=number: hub.round().number >= number)
-        os.kill(own_postgres.get_pid(), stop)
-        wait_until(lambda: not own_postgres.get_postmaster_info().is_running())
+        stopped(own_postgres, wait_until, how)
         wait_until(lambda: health(run, server.url) == 503)
         with pytest.raises(UnreachableError, match="status 503"):
             asked(run, server.url, devices[0])
@@ -62,7 +66,30 @@ def test_a_database_that_is_stopped_and_one_that_crashes(fleet, own_postgres, wa
         wait_until(lambda: health(run, server.url) == 200)
     run.finish(devices)
     assert server.popen.wait(60) == 0
+    assert "Traceback" not in server.log.read_text()
     assert [each["attempt"] for each in run.check_plain()] == [0] * 30
+
+
+def test_a_server_that_is_stopped_while_its_database_is_away(fleet, own_postgres, wait_until):
+    database = own_postgres.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+    run = fleet("planted", SMALL | {"rounds": 8}, database)
+    server = run.serve("--until-end")
+    devices, hub = run.join(server.url), run.hub()
+    wait_until(lambda: hub.round().number >= 3)
+    stopped(own_postgres, wait_until, signal.SIGINT)
+    server.popen.terminate()
+    assert server.popen.wait(60) == 2
+    assert "does not answer" in server.log.read_text().splitlines()[-1]
+    assert "Traceback" not in server.log.read_text()
+    port = server.url.rpartition(":")[2]
+    away = run.start("serve", "--out", run.folder / "run", "--journal", database, "--port", port)
+    assert away.popen.wait(60) == 2
+    assert "cannot be opened" in away.log.read_text()
+    own_postgres.ensure_postgres_running()
+    server = run.serve("--until-end", "--port", port)
+    run.finish(devices)
+    assert server.popen.wait(60) == 0
+    run.check_plain()
 
 
 def killed_at_work(hub, device, wait_until):

@@ -26,6 +26,7 @@ def serve(options: Options) -> Result:
     """`partwise serve`."""
     from partwise.cli.commands import asked
     from partwise.deployment.federation import found_run
+    from partwise.deployment.journal import JournalDownError
     from partwise.deployment.serve import Serving, log_to_stderr, serve
     from partwise.runs.folder import Folder
     from partwise.runs.resolve import resolve
@@ -47,8 +48,12 @@ def serve(options: Options) -> Result:
     log_to_stderr(options.log == "json")
     begin_work()
     hub = serve(options.out, how, lambda url: show.say(url))
-    row = hub.round()
-    hub.close()
+    try:
+        row = hub.round()
+    except JournalDownError as error:
+        raise UserError(f"{error}. The run goes on when the server is started again") from None
+    finally:
+        hub.close()
     return {"folder": options.out, "version": row.number, "phase": row.phase}
 
 
