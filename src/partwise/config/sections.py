@@ -183,7 +183,7 @@ class DeployConfig:
         "clients", "what a device of many clients sends: a report each (clients) or their sum (sum)"
     )
     precision: str = setting("float32", "how updates are sent: float32, float16, int8")
-    page_rows: int = setting(16, "rows in a page (serving.way = pregenerated)", 1, 10**6)
+    page_rows: int = setting(8, "rows in a page (serving.way = pregenerated)", 1, 10**6)
     held_out: float = setting(0.0, "share of the clients that never train, and evaluate", 0, 0.99)
     evaluate_every: int = setting(
         0, "versions between evaluations by held-out clients; 0: none", 0, MOST_ROUNDS

@@ -30,6 +30,7 @@ from partwise.deployment.clerk import Answer, Clerk
 from partwise.deployment.coordinator import Coordinator, Due, Wait, Work
 from partwise.deployment.journal import Journal, SqlBook
 from partwise.deployment.key_ring import KeyRing
+from partwise.deployment.memory import give_back_memory
 from partwise.randomness import EVALUATION_ROUND
 from partwise.server.messages import key_data, send
 from partwise.server.round import Accepted, Closed, Refused, wrong_keys
@@ -196,6 +197,7 @@ class Hub:
             lambda book: self.coordinator.commit(book, due, self._clock(), file, json.dumps(record), slices),
             alone=True,
         )
+        give_back_memory()
         if done:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
         return done

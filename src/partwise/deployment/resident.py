@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import random
 import time
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 from partwise.deployment.coordinator import Wait
 from partwise.deployment.http_link import ClockError
 from partwise.deployment.link import Link, UnreachableError
+from partwise.deployment.memory import give_back_memory
 from partwise.deployment.workplace import TROUBLE, Worked, Workplace
 from partwise.server.messages import Invitation
 from partwise.types import UserError, counted
@@ -170,12 +169,6 @@ class Resident:
             self._said = kind
         seconds = LONGEST_WAIT if longest else min(LONGEST_WAIT, 0.5 * 2**self._tries)
         self._pace.sleep(seconds * random.uniform(0.5, 1.0))
-
-
-def give_back_memory() -> None:
-    """Give back what compiling has left, where the C library can (glibc): some 70 MB of 440."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _seconds(told: float, longest: float) -> float:
