@@ -18,7 +18,8 @@ from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.randomness import child, client_numbers, client_rng, words
 from partwise.server import optimizers
-from partwise.server.messages import SUMS, send
+from partwise.server.messages import send
+from partwise.server.report_form import SUMS
 from partwise.types import UserError
 
 NUM_ITEMS, DIM = 10, 3

@@ -153,7 +153,10 @@ def test_they_are_what_they_were(root, digits, tmp_path):
             assert before.pop(key) == OF_OTHERS[key]
         before["model"] = whole(before["task"], before["model"])
         settings["model"] = whole(settings["task"], settings["model"])
-        assert json.loads(json.dumps(settings)) == before, name
+        read = {
+            key: value for key, value in settings.items() if not key.startswith("deploy.")
+        }  # by simulations
+        assert json.loads(json.dumps(read)) == before, name
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in bench.GENERATED])

@@ -180,7 +180,8 @@ def _used(path: str | Path, rows: Rows, client_id: str | None) -> ClientFile:
     counts = np.bincount(rows.owners[used], minlength=len(ids))
     present, columns = counts > 0, {name: values[used] for name, values in rows.columns.items()}
     counts = counts[present]
-    store = ClientStore(columns, offsets(counts), counts, ids[present], {}, {"source": str(path)})
+    own = typed([str(each) for each in ids[present].tolist()])  # a number among texts is one again, alone
+    store = ClientStore(columns, offsets(counts), counts, own, {}, {"source": str(path)})
     return ClientFile(store, used, {name: int((mine & lost).sum()) for name, lost in rows.missing.items()})
 
 
