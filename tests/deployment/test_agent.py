@@ -243,6 +243,7 @@ def test_a_refused_report_is_a_line_and_the_agent_goes_on(federate, mine, caplog
 
 
 @pytest.mark.parametrize("change", [{"seed": 7}, {"data.dim": 3}])
+@pytest.mark.slow
 def test_a_server_with_another_run_or_model_is_followed(federate, mine, tmp_path, caplog, change):
     first = federate(settings={"rounds": 50})
     second = federate("second", settings={"rounds": 2} | change)
@@ -422,6 +423,7 @@ print("over", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_sigterm_ends_an_agent_cleanly_and_sigkill_leaves_it_able_to_go_on(federate, mine, tmp_path):
     run = federate(settings={"rounds": 10**5}, lease=1)
     run.key().save(tmp_path / "unused.pem")

@@ -121,6 +121,7 @@ def keys_of(items, words=()):
     st.integers(1, 7),
     st.data(),
 )
+@pytest.mark.slow
 def test_slices_from_files_are_those_that_are_sent(tmp_path_factory, psi, where, num_items, page_rows, data):
     one = Published(tmp_path_factory.mktemp("files"), num_items, 5, page_rows, psi, where)
     some = lambda count: data.draw(st.lists(st.integers(0, count - 1), unique=True))
@@ -251,6 +252,7 @@ def test_bytes_as_the_document_says(tmp_path):
 # What goes over the wire
 
 
+@pytest.mark.slow
 def test_bytes_of_a_device_with_few_keys(tmp_path, nginx):
     """1,000 of 100,000 rows, by pages of 8: at most a tenth of the file; in the next round only what changed."""
     num_keys, rng = 100_000, np.random.default_rng(1)
