@@ -43,7 +43,7 @@ folder, port, journal, rules = json.loads(sys.argv[1])
 hub, offer, _ = open_run(folder, journal, **rules)
 uvicorn.run(application(hub, offer), port=port, log_level="error")
 """
-RULES = {"poll": 0.02, "closing": 1.0, "fresh": 1e6, "population": 30}
+RULES = {"poll": 0.02, "closing": 1.0, "fresh": 1e6, "population": 24}
 
 
 def free_port():
