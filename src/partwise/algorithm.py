@@ -16,7 +16,7 @@ from partwise.randomness import child
 from partwise.selection.choose import Choice, everything, own
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
-from partwise.server.total import Aggregator, Contribution, Report
+from partwise.server.total import Aggregator, Contribution, Known, Report
 from partwise.types import UserError, unknown
 
 
@@ -106,7 +106,10 @@ class Done(NamedTuple):
 def contribute(algorithm: Algorithm, client: Client) -> Done:
     """Run a round on a client."""
     report = algorithm.client(client)
-    sent = algorithm.aggregator.encode(report, child(client.rng, "encode"))
+    rng, keys = child(client.rng, "encode"), client.examples.keys
+    known = Known(client.public, {space: each.count for space, each in keys.items()})
+    more = (known,) if algorithm.aggregator.informed else ()
+    sent = algorithm.aggregator.encode(report, rng, *more)
     return Done(sent, report.keep, sent.valid & (report.weight > 0))
 
 

@@ -9,7 +9,7 @@ personalize a model offline.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from partwise.selection.keys import own_keys
 from partwise.selection.slices import Keys, receive
 from partwise.server.messages import About, Slices, read_slices
 from partwise.server.report_form import ReportForm
+from partwise.server.total import Contribution
 from partwise.types import UserError
 
 
@@ -55,6 +56,12 @@ class Given(NamedTuple):
     count: Any  # number of examples
     number: Words  # the client's number
     rng: Any  # the key data of the round's randomness
+
+
+class Sealing(Protocol):
+    """Writes a contribution so that no server alone can read it."""
+
+    def write(self, belongs: About, sent: Contribution, keys: Mapping[str, np.ndarray]) -> bytes: ...
 
 
 def ask(
@@ -99,14 +106,17 @@ class Device:
     In a round, a client has the keys that the algorithm lets it choose (`ask`). To use or evaluate the model,
     it has all keys that could matter (`ask_whole`), as in every evaluation. The argument `asked` is what the
     client asked for before the message came. By default it is the choice in round 0 for a report, and
-    `ask_whole` for everything else. `precision` says how updates are written (see `server.report_form`).
+    `ask_whole` for everything else. `precision` says how updates are written (see `server.report_form`);
+    `sealing` writes them instead, if the server is not to read them.
     """
 
-    def __init__(self, algorithm: Algorithm, precision: str = "float32"):
-        self.algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, precision: str = "float32", sealing: Sealing | None = None):
+        self.algorithm, self._sealing = algorithm, sealing
         self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         self._contribute = jax.jit(
-            lambda kept, given: contribute(algorithm, self._client(given)._replace(kept=kept))
+            lambda kept, given, public: contribute(
+                algorithm, self._client(given)._replace(kept=kept, public=public)
+            )
         )
         self._personalize = jax.jit(self._personalized)
         self._evaluate = jax.jit(
@@ -143,6 +153,7 @@ class Device:
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
         task: About | None = None,
+        public: Mapping[str, Any] | None = None,
     ) -> tuple[bytes, dict[str, np.ndarray]]:
         """Run a round on a client that keeps something between its rounds.
 
@@ -153,6 +164,7 @@ class Device:
             kept: What it kept from its last round; None before the first.
             task: The task, if the slices do not name it because they are for everybody. The report then names the
                 client's keys, which the server has not been told.
+            public: What the aggregator tells every client. Messages do not have it yet, so it is for simulations.
 
         Returns:
             The report, and what the client keeps now.
@@ -160,11 +172,23 @@ class Device:
         asked = asked or self.ask(examples)
         sent = self._read(message, asked)
         given = self._with(sent, examples, asked)
-        done = self._contribute(self._before(kept, given.tables), given)
+        self._check_told(public)
+        done = self._contribute(self._before(kept, given.tables), given, dict(public or {}))
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
         rows = done.sent._replace(update=mine(done.sent.update))
-        report = self._form.write(task or sent.about, rows, asked.keys if task else None)
+        belongs = task or sent.about
+        if self._sealing:
+            report = self._sealing.write(belongs, rows, asked.keys)
+        else:
+            report = self._form.write(belongs, rows, asked.keys if task else None)
         return report, mine(done.keep) if done.counts else dict(kept or {})
+
+    def _check_told(self, public: Mapping[str, Any] | None) -> None:
+        if self.algorithm.aggregator.informed and public is None:
+            raise UserError(
+                "this aggregator tells clients something in every round (privacy.clip_quantile, privacy.rows), and "
+                "messages have no place for it: use a simulation, or leave these out"
+            )
 
     def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
         """The rows of the client's keys, without padding."""

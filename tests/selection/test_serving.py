@@ -14,7 +14,19 @@ from hypothesis import strategies as st
 from partwise.model.partition import frozen, keyed, local, partition, with_psi
 from partwise.model.psi import float16, int8
 from partwise.model.spec import Metric, Model, squared_error
-from partwise.selection.serving import Demand, Served, check_way, num_distinct, serve, sizes_of, total
+from partwise.privacy.buckets import make_layout
+from partwise.privacy.retrieval import query_sizes
+from partwise.selection.choose import own, top
+from partwise.selection.serving import (
+    Demand,
+    Served,
+    check_way,
+    most_keys,
+    num_distinct,
+    serve,
+    sizes_of,
+    total,
+)
 from partwise.types import UserError
 
 K, UNITS = 10, 4
@@ -87,6 +99,31 @@ def test_three_clients_by_hand():
     assert served["pregenerated"] == served["on_demand"]._replace(
         from_server=3 * 32 + 10 * 16 + 4 * 8, from_cdn=rows, computed=14, cache_hits=0, peak=0
     )
+
+
+def test_private_messages_have_one_size_for_all_clients():
+    sizes = sizes_of(parts(), {"word": top(3), "unit": top(2)})
+    word, unit = (query_sizes(make_layout(*each, b""), row) for each, row in (((K, 3), 16), ((UNITS, 2), 8)))
+    assert (sizes.seeds, sizes.answer) == (32, word.answer + unit.answer)
+    assert sizes.sealed == 48 + 16 + word.to_second + 16 + unit.to_second
+    served = serve(sizes, 3, THREE)
+    assert served["private"] == served["pregenerated"]._replace(
+        bytes_down=3 * (32 + sizes.answer),
+        most_down=32 + sizes.answer,
+        bytes_up=served["broadcast"].bytes_up + 3 * (32 + sizes.sealed),
+        most_up=served["broadcast"].most_up + 32 + sizes.sealed,
+        from_server=3 * (32 + sizes.answer + sizes.sealed) + 10 * 16 + 4 * 8,
+        from_cdn=0,
+    )
+    assert serve(sizes, 0, {})["private"].bytes_down == 0
+
+
+def test_without_a_bound_private_messages_have_room_for_all_keys():
+    bounds = most_keys(parts(), {"word": own(), "unit": top(2)})
+    assert bounds == {"word": K, "unit": 2}
+    assert most_keys(parts(), {}) == {"word": K, "unit": UNITS}
+    fewer, all_keys = (sizes_of(parts(), choices) for choices in ({"word": top(1), "unit": top(1)}, None))
+    assert fewer.answer < all_keys.answer
 
 
 def test_an_encoding_makes_slices_smaller_and_nothing_else():

@@ -174,3 +174,34 @@ def test_ways_of_sampling_by_name():
 def test_ways_of_sampling_that_are_none_are_refused(text, message):
     with pytest.raises(UserError, match=message):
         parse_sampling(text)
+
+
+@pytest.mark.parametrize("clients", [40, 43])
+def test_clients_wait_between_their_rounds(clients):
+    """Never twice within ten rounds, everybody in a group, and every client sooner or later."""
+    counts, recruiting = (
+        np.ones(clients, int),
+        Recruiting(3, sampling=parse_sampling("apart:10")).check(clients),
+    )
+    last, seen = {}, set()
+    for number in range(120):
+        cohort = recruit(recruiting, counts, 7, number).clients
+        assert len(np.unique(cohort)) == 3
+        for client in cohort.tolist():
+            assert number - last.get(client, -100) >= 10
+            last[client] = number
+        seen |= set(cohort.tolist())
+        np.testing.assert_array_equal(cohort, recruit(recruiting, counts, 7, number).clients)
+    assert seen == set(range(clients))
+    assert not np.array_equal(
+        recruit(recruiting, counts, 8, 0).clients, recruit(recruiting, counts, 7, 0).clients
+    )
+
+
+def test_groups_must_be_as_large_as_a_cohort():
+    with pytest.raises(UserError, match="a group of 4 clients"):
+        Recruiting(5, sampling=parse_sampling("apart:10")).check(40)
+    with pytest.raises(UserError, match="for simulations so far"):
+        parse_sampling("apart:10").draw(np.random.default_rng(0), 3, 40)
+    with pytest.raises(UserError, match="apart:ROUNDS"):
+        parse_sampling("apart:x")

@@ -120,7 +120,7 @@ def test_integer_sums_are_the_same_in_any_order_and_wrap_around():
     )
     for total in totals:
         np.testing.assert_array_equal(np.asarray(total.update["item"]), exact.astype(np.uint32))
-        assert aggregator.reveal(total).clients == 6
+        assert aggregator.reveal(total, {}, jax.random.key(0))[0].clients == 6
 
 
 @pytest.mark.parametrize(

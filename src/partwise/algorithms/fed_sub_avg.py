@@ -14,7 +14,7 @@ from partwise.algorithm import Algorithm, Build
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
 from partwise.client.update import Update
-from partwise.config.parts import counted_heats, make_server_optimizer, make_update, make_weigh, one_of
+from partwise.config.parts import make_aggregator, make_server_optimizer, make_update, one_of
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -68,15 +68,13 @@ def prepare(task: Task, config: Config) -> Prepared:
     bare = unselected(task, config, FED_SUB_AVG)
 
     def make_build(setting: Setting, store: ClientStore) -> Build:
-        heats = counted_heats(setting, bare, store) if config.server.mean == "heat" else None
-        return lambda rates: fed_sub_avg(
+        aggregator = make_aggregator(setting, bare, store)
+        return lambda rates: fed_avg(
             setting.model,
             setting.partition,
             update=make_update(config, rates),
             optimizer=make_server_optimizer(config, rates),
-            heats=heats,
-            weigh=make_weigh(config),
-            cap=config.server.cap,
+            aggregator=aggregator,
         )
 
     return prepare_stateful(task, config, make_build)

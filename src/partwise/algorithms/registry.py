@@ -4,9 +4,11 @@ Another package adds one with an entry point of the group `partwise.algorithms`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.config.secure_sums import secured
 from partwise.config.settings import Config, shared_keys
 from partwise.plugins import Lazy, find, find_all
 from partwise.tasks.base import Task, algorithm_of, defaults_for
@@ -47,7 +49,16 @@ def all_algorithms() -> dict[str, AlgorithmEntry]:
 def prepare(task: Task, config: Config) -> Prepared:
     """Find the algorithm that the configuration names, and prepare it for the task."""
     entry = find_algorithm(config.algorithm)
-    return entry.prepare(task, config.owning(entry.own))
+    prepared = entry.prepare(task, config.owning(entry.own))
+    if config.privacy.clip is not None and not prepared.build(prepared.rates).aggregator.private:
+        raise UserError(
+            f"{config.algorithm} tells the server more than a noisy sum of clipped updates, so it cannot keep the "
+            f"promise of privacy.clip: use fed_recon, fed_select or fed_avg"
+        )
+    if config.privacy.sums == "plain" and not config.privacy.keys:
+        return prepared
+    secure = partial(secured, config=config, num_clients=prepared.store.num_clients)
+    return prepared._replace(build=lambda rates: secure(prepared.build(rates)))
 
 
 def settings_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Client(NamedTuple):
     examples: Examples
     rng: jax.Array
     kept: Mapping[str, jax.Array] = {}  # by path: like the leaf; for keyed leaves, rows of its own keys
+    public: Mapping[str, Any] = {}  # what the aggregator tells every client (see `server.total`)
 
 
 class Progress(NamedTuple):

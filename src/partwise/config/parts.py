@@ -11,6 +11,8 @@ import optax
 from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
+from partwise.config.guarded_heat import guarded_heats
+from partwise.config.protection import Protection, protection
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -19,6 +21,7 @@ from partwise.selection.key_heat import count_heats
 from partwise.server import heat_mean, mean
 from partwise.server.cohort import Recruiting, parse_sampling
 from partwise.server.optimizers import OPTIMIZERS, ServerOptimizer, make_optimizer
+from partwise.server.private_sum import filtered, private
 from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting
 from partwise.types import UserError, unknown
@@ -123,11 +126,24 @@ def make_aggregator(setting: Setting, config: Config, store: ClientStore | None 
         raise UserError(
             f"server.mean = {part.mean} corrects the means of keyed rows, and the task has none: use cohort"
         )
+    promised = protection(config, store.num_clients) if store is not None else None
+    if promised and store is not None:
+        return _private(setting, config, store, promised)
     if part.mean == "seen":
         return heat_mean.estimated_sub_mean(spaces, weigh, part.cap)
     if part.mean == "heat" and store is not None:
         return heat_mean.sub_mean(counted_heats(setting, config, store), weigh, part.cap)
     return mean.mean(weigh, spaces if part.mean == "holders" else setting.own_spaces)
+
+
+def _private(setting: Setting, config: Config, store: ClientStore, promised: Protection) -> Aggregator:
+    """The mean whose sums leave by the door only. Factors of heat are applied after the noise."""
+    plain = mean.mean(make_weigh(config), setting.own_spaces)
+    if config.server.mean == "heat":
+        heats = counted_heats(setting, config, store, promised)
+        plain = heat_mean.sub_mean(heats, make_weigh(config), config.server.cap)
+    aggregator = private(plain, promised.door)
+    return filtered(aggregator, tuple(setting.partition.spaces)) if promised.door.rows_share else aggregator
 
 
 def make_weigh(config: Config) -> mean.Weigh:
@@ -136,9 +152,11 @@ def make_weigh(config: Config) -> mean.Weigh:
     return mean.by_examples if config.server.weighting == "examples" else mean.uniform
 
 
-def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[str, Heat]:
-    """The heat of every key space, counted by clients or by samples, in agreement with the weights of
-    clients."""
+def counted_heats(
+    setting: Setting, config: Config, store: ClientStore, promised: Protection | None = None
+) -> dict[str, Heat]:
+    """The heat of every key space, counted by clients or by samples, in agreement with the weights of clients; or
+    with noise, if clients are promised privacy."""
     for space, choice in make_choices(setting, config).items():
         if choice.name not in ("own", "all"):
             raise UserError(
@@ -147,6 +165,8 @@ def counted_heats(setting: Setting, config: Config, store: ClientStore) -> dict[
             )
     if HEATS in store.info:
         return store.info[HEATS]
+    if promised:
+        return guarded_heats(setting.partition, config, store, promised, config.seed)
     by = "samples" if config.server.weighting == "examples" else "clients"
     return count_heats(store, setting.partition, by)
 

@@ -30,7 +30,8 @@ class CohortConfig:
     sampling: str = setting(
         "fixed",
         "fixed: cohorts of that size; poisson: every client with the chance size / all, so that sizes vary around "
-        "it; poisson:MOST: the same, and never more than so many",
+        "it; poisson:MOST: the same, and never more than so many; apart:ROUNDS: cohorts of that size, and a client "
+        "waits at least so many rounds",
     )
     over_selection: float = setting(1.0, "so many times more clients are asked", 1, 1000)
     dropout: float = setting(0.0, "chance that a client that was asked never reports", 0, 0.99)
@@ -134,7 +135,8 @@ class ServingConfig:
     """How slices are served (see selection.serving). This changes the costs, not the training."""
 
     way: str = setting(
-        "on_demand", "whose costs bytes_down and bytes_up are: broadcast, on_demand, pregenerated"
+        "on_demand",
+        "how slices come to clients: broadcast, on_demand, pregenerated, private (of two servers, none sees keys)",
     )
 
 
@@ -158,12 +160,87 @@ class SimulationConfig:
 
 
 @dataclass(frozen=True)
+class PrivacyConfig:
+    """What clients are promised: differential privacy of all their data (see server.private_sum)."""
+
+    clip: float | None = setting(
+        None, "largest norm of a client's whole update; none: nothing is promised", 1e-30, LARGEST
+    )
+    noise: float | None = setting(
+        None,
+        "standard deviation of the noise in units of the clip; none: found from epsilon and rounds",
+        0,
+        1e6,
+    )
+    epsilon: float | None = setting(
+        None, "the budget: the run ends before it is spent; none: no budget", 1e-6, 1e6
+    )
+    delta: float | None = setting(
+        None, "chance that the promise does not hold; none: clients to the power of -1.1", 1e-30, 0.1
+    )
+    noise_cohort: int = setting(
+        0,
+        "noise as if cohorts were so large, to study these; such a run protects nobody; 0: as they are",
+        0,
+        10**9,
+    )
+    share: float = setting(
+        0.1, "part of the clip for the number of clients, for their loss, and for who was clipped", 1e-3, 10
+    )
+    loss_bound: float = setting(
+        10.0, "a client's mean loss counts up to this in the noisy one", 1e-6, LARGEST
+    )
+    sums: str = setting(
+        "plain",
+        "who sees a client's update: the server (plain); nobody, by masks that cancel in the sum (masked); nobody, "
+        "unless two servers tell each other (two_servers)",
+    )
+    keys: int = setting(
+        0,
+        "keys of a space that a client fetches and sends at most; one with more keeps those it uses most; 0: all",
+        0,
+        10**8,
+    )
+    clip_quantile: float = setting(
+        0.0,
+        "share of the updates that should be within the clip, which then follows it; 0: the clip stays",
+        0,
+        1,
+    )
+    clip_rate: float = setting(0.2, "how fast the clip follows its quantile", 0, 10)
+    heat: str = setting(
+        "none",
+        "how heat (server.mean = heat) is counted: gaussian, with noise and a promise to clients; response, every "
+        "client flips bits, which protects single keys, not clients; none: not at all",
+    )
+    heat_epsilon: float = setting(1.0, "what counting heat costs; response: for each key", 1e-6, 1e6)
+    heat_keys: int = setting(100, "so many of a client's keys are counted at most (gaussian)", 1, 10**9)
+    mechanism: str = setting(
+        "independent",
+        "noise of every round by itself (independent), or taking back noise of earlier rounds (blt, banded; "
+        "these need cohort.sampling = apart)",
+    )
+    buffers: int = setting(0, "tables of noise that blt and banded keep; 0: 2 for blt, 7 for banded", 0, 60)
+    rows: str = setting(
+        "all",
+        "which keyed rows get noise: all, or filtered, those with a noisy count of holders above a bound",
+    )
+    rows_threshold: float = setting(
+        2.0, "the bound on counts of rows, in standard deviations of their noise (filtered)", -10, 1e6
+    )
+    rows_share: float = setting(0.5, "part of the clip for the counts of rows (filtered)", 1e-3, 10)
+
+
+@dataclass(frozen=True)
 class DeployConfig:
     """How a run is deployed over a network (see deployment.coordinator). Simulations do not read it."""
 
     quorum: float = setting(1.0, "share of the cohort whose reports a round needs", 1e-6, 1)
     deadline: float = setting(600.0, "seconds after which a round waits no longer", MOMENT, LONGEST)
     lease: float = setting(120.0, "seconds that a device has for a task", MOMENT, LONGEST)
+    closing: float = setting(
+        60.0, "seconds after which another server may close a round that one began to close", MOMENT, LONGEST
+    )
     fresh: float = setting(
         60.0, "seconds without a poll after which a device is not invited", MOMENT, LONGEST
     )

@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from partwise.config.sections import (
     DeployConfig,
     EvaluationConfig,
     FineTuneConfig,
+    PrivacyConfig,
     ReconstructConfig,
     ServerConfig,
     ServingConfig,
@@ -86,6 +88,7 @@ class Config:
     select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     deploy: DeployConfig = field(default_factory=DeployConfig)
     own: Mapping[str, Any] = field(default_factory=dict)
     declared: Mapping[str, Own] = field(default_factory=dict)
@@ -228,9 +231,10 @@ def _refuse(key: str, value: Any, kind: str) -> Any:
     raise UserError(f"'{key}' must be {wanted}{finite}, not {str(value)!r}")
 
 
-def shared_keys() -> list[str]:
+@cache
+def shared_keys() -> tuple[str, ...]:
     """The dotted keys of the settings that all algorithms have."""
-    return [name for name, _, _ in explain()]
+    return tuple(name for name, _, _ in explain())
 
 
 def explain(config: Config | None = None) -> list[tuple[str, Any, str]]:

@@ -102,6 +102,21 @@ def count_heat(
     return Heat(space, counts, store.num_clients if by == "clients" else store.num_examples, by)
 
 
+def holders(
+    store: ClientStore, space: str, columns: Sequence[str], num_keys: int, block: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Every pair of a client (its position) and a key that it holds, each once. Arguments are as in
+    `count_heat`."""
+    found, first = [], 0
+    for part in store.select(tuple(columns)).blocks():
+        client, key = _holders(part, space, num_keys, block)
+        found.append((client + first, key))
+        first += len(part.counts)
+    none = np.zeros(0, np.int64)
+    clients, keys = zip(*found, strict=True) if found else ((none,), (none,))
+    return np.concatenate(clients), np.concatenate(keys)
+
+
 def _holders(part: Block, space: str, num_keys: int, block: int) -> tuple[np.ndarray, np.ndarray]:
     """Every pair of a client and a key that it holds, each once."""
     client = owners(part.counts)

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from partwise.checkpoint import load_arrays, save_arrays
-from partwise.data.heat import By, Heat, count_heat
+from partwise.data.heat import By, Heat, count_heat, holders
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.types import UserError
@@ -22,6 +24,15 @@ def count_heats(store: ClientStore, partition: Partition, by: By = "clients") ->
     """The heat of every key space that has key columns in the examples."""
     return {
         space: count_heat(store, space, names, partition.num_keys(space), by, partition.block(space))
+        for space in partition.spaces
+        if (names := partition.columns[space])
+    }
+
+
+def held_pairs(store: ClientStore, partition: Partition) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Who holds what: {key space: (client, key)}, of every key space that has key columns in the examples."""
+    return {
+        space: holders(store, space, names, partition.num_keys(space), partition.block(space))
         for space in partition.spaces
         if (names := partition.columns[space])
     }

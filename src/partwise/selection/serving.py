@@ -1,17 +1,19 @@
-"""Three ways to serve slices, and what each costs (Federated Select, sections 3.2 and 6).
+"""Four ways to serve slices, and what each costs (Federated Select, sections 3.2 and 6).
 
 broadcast:    Every client is sent the whole server value and selects on the device. Keys stay on the client.
 on_demand:    Clients upload their keys. The server computes psi for every request, all at about the same time.
               A cache within the round would answer `cache_hits` of them. The server sees all keys.
 pregenerated: Before the round, the server computes the slices of all K keys and puts them on a content delivery
-              network (CDN). Clients get their slices there. The CDN sees the keys, unless clients use private
-              information retrieval, which is possible only in this way of serving.
+              network (CDN). Clients get their slices there. The CDN sees the keys.
+private:      The server and a helper both hold the slices of all K keys. A client asks both, and neither learns its
+              keys (`privacy.retrieval`). Messages have the size of the most keys that a client may have, whatever
+              it has. The helper's answers pass the server, which joins them with its own.
 
-Training is the same in all three, so the costs are counted, not measured. The assumptions are: Shared and
+Training is the same in all four, so the costs are counted, not measured. The assumptions are: Shared and
 frozen leaves go from the server to every client. A broadcast sends the values themselves, without psi. A key
-has 4 bytes and is uploaded whenever a client names it, to the server or to the CDN. In all three ways, the
+has 4 bytes and is uploaded whenever a client names it, to the server or to the CDN. In all four ways, the
 update covers the client's slices, with at least 32 bits per number. (The party that adds up updates must know
-their rows. If nobody may see the keys, that sum must be secure.)
+their rows. If nobody may see the keys, that sum must be secure, which costs more: `partwise privacy` tells.)
 """
 
 from __future__ import annotations
@@ -23,10 +25,20 @@ import numpy as np
 
 from partwise import tree
 from partwise.model.partition import DEFAULT, Partition
+from partwise.privacy.aes import BLOCK
+from partwise.privacy.buckets import layout_shape
+from partwise.privacy.retrieval import query_sizes
+from partwise.privacy.sealing import OVERHEAD
+from partwise.selection.choose import Choice
 from partwise.types import unknown
 
 KEY_BYTES = 4
-KEYS_SEEN_BY: Mapping[str, str] = {"broadcast": "nobody", "on_demand": "server", "pregenerated": "CDN"}
+KEYS_SEEN_BY: Mapping[str, str] = {
+    "broadcast": "nobody",
+    "on_demand": "server",
+    "pregenerated": "CDN",
+    "private": "nobody, unless both servers tell each other",
+}
 WAYS = tuple(KEYS_SEEN_BY)
 
 
@@ -39,6 +51,9 @@ class Sizes(NamedTuple):
     slices: Mapping[str, int]  # space -> bytes of a slice, as psi sends it
     values: Mapping[str, int]  # space -> bytes of a slice's values
     updates: Mapping[str, int]  # space -> bytes of the update of a slice
+    seeds: int = 0  # of a client's question in private, to the server
+    sealed: int = 0  # the same, to the helper, through the server
+    answer: int = 0  # of all spaces, joined
 
 
 class Demand(NamedTuple):
@@ -62,7 +77,7 @@ class Served(NamedTuple):
     most_up: int
     requests: int  # slices that clients select
     distinct: int  # different slices among them, within a round
-    from_server: int  # bytes that leave the server: to clients, and to the CDN
+    from_server: int  # bytes that leave the server: to clients, and to the CDN or the helper
     from_cdn: int = 0
     computed: int = 0  # slices that the server computes, without a cache
     cache_hits: int = 0  # computations that a cache within the round would save
@@ -76,8 +91,12 @@ def check_way(name: str) -> str:
     return name
 
 
-def sizes_of(partition: Partition) -> Sizes:
-    """The sizes of a partition, from which `serve` computes the costs."""
+def sizes_of(partition: Partition, choices: Mapping[str, Choice] | None = None) -> Sizes:
+    """The sizes of a partition, from which `serve` computes the costs.
+
+    The choices bound the number of a client's keys. Without them, or if they have no bound, private messages have
+    room for all keys.
+    """
     whole = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
     keyed, frozen = partition.of("keyed"), partition.of("frozen")
     fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
@@ -87,6 +106,7 @@ def sizes_of(partition: Partition) -> Sizes:
     per_key = lambda size: {
         space: sum(map(size, paths)) // partition.num_keys(space) for space, paths in partition.spaces.items()
     }
+    most = most_keys(partition, choices or {})
     return Sizes(
         fixed=fixed,
         trained=sum(map(summed, moved)),
@@ -94,7 +114,31 @@ def sizes_of(partition: Partition) -> Sizes:
         slices=slices,
         values=per_key(whole),
         updates=per_key(summed),
+        **_private_sizes(partition.all_keys, most, slices),
     )
+
+
+def most_keys(partition: Partition, choices: Mapping[str, Choice]) -> dict[str, int]:
+    """The most keys that a client can ask for, by space: a public number."""
+    every = partition.all_keys
+    return {
+        space: choices[space].most(count, count) if space in choices else count
+        for space, count in every.items()
+    }
+
+
+def _private_sizes(
+    num_keys: Mapping[str, int], most: Mapping[str, int], slices: Mapping[str, int]
+) -> dict[str, int]:
+    """Bytes of the messages of `server.private_slices`, without their headers."""
+    if not num_keys:
+        return {}
+    each = [query_sizes(layout_shape(num_keys[space], most[space]), slices[space]) for space in num_keys]
+    return {
+        "seeds": sum(sizes.to_first for sizes in each),
+        "sealed": OVERHEAD + sum(BLOCK + sizes.to_second for sizes in each),
+        "answer": sum(sizes.answer for sizes in each),
+    }
 
 
 def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict[str, Served]:
@@ -133,7 +177,21 @@ def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict
         cache_hits=0,
         peak=0,
     )
-    return {"broadcast": broadcast, "on_demand": on_demand, "pregenerated": pregenerated}
+    ways = {"broadcast": broadcast, "on_demand": on_demand, "pregenerated": pregenerated}
+    return ways | {"private": _privately(sizes, pregenerated, broadcast)}
+
+
+def _privately(sizes: Sizes, ahead: Served, broadcast: Served) -> Served:
+    """As `pregenerated`, with messages of one size. The helper is given all slices, and what is sealed to it."""
+    clients, down, asked = ahead.clients, sizes.fixed + sizes.answer, sizes.seeds + sizes.sealed
+    return ahead._replace(
+        bytes_down=clients * down,
+        most_down=down if clients else 0,
+        bytes_up=broadcast.bytes_up + clients * asked,
+        most_up=broadcast.most_up + asked if clients else 0,
+        from_server=clients * (down + sizes.sealed) + _dot(sizes.num_keys, sizes.slices),
+        from_cdn=0,
+    )
 
 
 def _dot(counts: Mapping[str, int], each: Mapping[str, int]) -> int:

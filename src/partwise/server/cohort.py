@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,13 @@ class Sampling(NamedTuple):
 
     draw: (random generator, clients to ask, population) -> number of clients to draw
     most: size of a cohort -> the largest number of reports that are used; None means all
+    wait: a client that was asked is not asked again before so many rounds
     """
 
     name: str
     draw: Callable[[np.random.Generator, int, int], int]
     most: Callable[[int], int | None]
+    wait: int = 1
 
 
 def fixed() -> Sampling:
@@ -40,12 +43,28 @@ def poisson(most: int | None = None) -> Sampling:
     return Sampling(name, draw, lambda size: most)
 
 
+def apart(wait: int = 60) -> Sampling:
+    """Let a client that was asked wait: the population is split at random into `wait` groups of about the same
+    size, and the rounds go through them in turn. Exactly the number of clients to ask is drawn from the round's
+    group."""
+
+    def unknown_groups(rng: np.random.Generator, asked: int, population: int) -> int:
+        raise UserError(
+            f"cohort.sampling = apart:{wait} is for simulations so far: use fixed or poisson over a network"
+        )
+
+    return Sampling(f"apart:{wait}", unknown_groups, lambda size: size, wait)
+
+
 FIXED = fixed()
-SAMPLINGS: Mapping[str, Callable[..., Sampling]] = {"fixed": fixed, "poisson": poisson}
+SAMPLINGS: Mapping[str, Callable[..., Sampling]] = {"fixed": fixed, "poisson": poisson, "apart": apart}
+GROUPS = 0xFFFFFFFD  # the "round" whose randomness splits a population into groups
+NUMBERS = {"poisson": "MOST", "apart": "ROUNDS"}  # what the number after the colon is
 
 
 def parse_sampling(text: str) -> Sampling:
-    """Read the setting: `fixed`, `poisson`, or `poisson:100` for at most a hundred clients."""
+    """Read the setting: `fixed`, `poisson`, `poisson:100` for at most a hundred clients, or `apart:60` for clients
+    that wait sixty rounds."""
     name, colon, number = str(text).partition(":")
     if name not in SAMPLINGS:
         raise unknown("value of cohort.sampling", name, SAMPLINGS)
@@ -57,7 +76,7 @@ def parse_sampling(text: str) -> Sampling:
         )
     if not number.isdecimal() or len(number) > 9 or int(number) < 1:
         raise UserError(
-            f"cohort.sampling = {name}:MOST needs a number of clients of at least 1, as in {name}:100, not '{text}'"
+            f"cohort.sampling = {name}:{NUMBERS[name]} needs a number of at least 1, as in {name}:100, not '{text}'"
         )
     return SAMPLINGS[name](int(number))
 
@@ -96,15 +115,21 @@ class Recruiting(NamedTuple):
                 f"{self.asked} clients are to be asked every round, but the population has only {num_clients}. "
                 f"Use {remedy}."
             )
-        self._check_sampling()
+        self._check_sampling(num_clients)
         return self
 
-    def _check_sampling(self) -> None:
+    def _check_sampling(self, num_clients: int) -> None:
         name, most = self.sampling.name, self.most
         if name != "fixed" and self.over_selection != 1:
             raise UserError(
                 f"with cohort.sampling = {name} there is no cohort to fill up, so cohort.over_selection must be 1, "
                 f"not {self.over_selection:g}: raise cohort.size, or use cohort.sampling=fixed"
+            )
+        if self.asked > num_clients // self.sampling.wait:
+            raise UserError(
+                f"with cohort.sampling = {name} a round has a group of {num_clients // self.sampling.wait} "
+                f"clients, and {self.asked} are to be asked: use a smaller --cohort, or let clients wait for fewer "
+                f"rounds"
             )
         if most is not None and most < self.size:
             raise UserError(
@@ -147,9 +172,25 @@ def recruit(recruiting: Recruiting, counts: np.ndarray, seed: int, round_number:
     first of the remaining clients form the cohort, up to the largest number that is used.
     """
     rng = np.random.default_rng([seed, round_number])
-    number = recruiting.sampling.draw(rng, recruiting.asked, len(counts))
-    asked = rng.choice(len(counts), number, replace=False)
+    asked = _asked(recruiting, len(counts), rng, seed, round_number)
     stayed = asked[rng.random(len(asked)) >= recruiting.dropout] if recruiting.dropout else asked
     useful = stayed[counts[stayed] >= recruiting.min_examples] if recruiting.min_examples else stayed
     clients = useful[: recruiting.most]
     return Cohort(clients, len(asked) - len(stayed), len(stayed) - len(useful), len(useful) - len(clients))
+
+
+def _asked(
+    recruiting: Recruiting, population: int, rng: np.random.Generator, seed: int, round_number: int
+) -> np.ndarray:
+    """The positions of the clients that are asked in a round, in random order."""
+    sampling = recruiting.sampling
+    if sampling.name.startswith("apart"):
+        group = _shuffled(seed, population)[round_number % sampling.wait :: sampling.wait]
+        return rng.choice(group, recruiting.asked, replace=False)
+    return rng.choice(population, sampling.draw(rng, recruiting.asked, population), replace=False)
+
+
+@lru_cache(8)
+def _shuffled(seed: int, population: int) -> np.ndarray:
+    """All clients in an order that is the same for a whole run."""
+    return np.random.default_rng([seed, GROUPS, population]).permutation(population)

@@ -7,6 +7,7 @@ round.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,11 +29,16 @@ def clipped(aggregator: Aggregator, norm: float) -> Aggregator:
         raise UserError(f"updates are clipped to a norm above 0, not {norm}")
 
     def encode(report: Report, rng: jax.Array) -> Contribution:
-        factor = norm / jnp.maximum(optax.tree.norm(report.update), norm)
-        update = {path: change * factor for path, change in report.update.items()}
-        return aggregator.encode(report._replace(update=update), rng)
+        return aggregator.encode(report._replace(update=cut_to(report.update, norm)[0]), rng)
 
     return aggregator._replace(encode=encode)
+
+
+def cut_to(update: Mapping[str, jax.Array], norm: Any) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The update scaled down to an L2 norm of at most `norm`, and the norm that it had."""
+    before = optax.tree.norm(update)
+    factor = norm / jnp.maximum(before, norm)
+    return {path: change * factor for path, change in update.items()}, before
 
 
 def fixed_point(aggregator: Aggregator, bits: int) -> Aggregator:
@@ -48,7 +54,9 @@ def fixed_point(aggregator: Aggregator, bits: int) -> Aggregator:
 
     def rounded(value: jax.Array, rng: jax.Array, valid: jax.Array) -> jax.Array:
         exact = jnp.where(valid, jnp.asarray(value, jnp.float32) * scale, 0)
-        whole = jnp.floor(exact + jax.random.uniform(rng, exact.shape))
+        below = jnp.floor(exact)
+        # Not floor(exact + uniform): that sum is rounded itself, and moves numbers that are whole already.
+        whole = below + (jax.random.uniform(rng, exact.shape) < exact - below)
         whole = jnp.clip(whole, -LARGEST, LARGEST).astype(jnp.int32)
         return jax.lax.bitcast_convert_type(whole, jnp.uint32)
 
@@ -66,5 +74,7 @@ def fixed_point(aggregator: Aggregator, bits: int) -> Aggregator:
     return aggregator._replace(
         encode=encode,
         zero=lambda leaf: jnp.zeros(leaf.shape, jnp.uint32),
-        reveal=lambda total: aggregator.reveal(Total(*jax.tree_util.tree_map(read, total))),
+        reveal=lambda total, carried, rng: aggregator.reveal(
+            Total(*jax.tree_util.tree_map(read, total)), carried, rng
+        ),
     )

@@ -10,22 +10,31 @@ from partwise.types import UserError
 
 
 class Record(NamedTuple):
-    """One round, for people and for `metrics.jsonl`."""
+    """One round, for people and for `metrics.jsonl`. What may not be told, because clients are promised privacy, is
+    None; their number and loss then have noise (`server.private_sum`)."""
 
     round: int  # counted from 1
     seconds: float
     clients: int  # whose updates were used
-    examples: int  # of the cohort
+    examples: int | None  # of the cohort
     loss: float  # mean over the batches that clients trained on
-    bytes_down: int  # with the way of serving that the run uses
-    bytes_up: int
-    missed: int  # ids of the clients' examples that are not among the keys they asked for
-    empty: int  # clients with no query example
-    dropped: int
-    too_small: int
-    spare: int
+    bytes_down: int | None  # with the way of serving that the run uses
+    bytes_up: int | None
+    missed: int | None  # ids of the clients' examples that are not among the keys they asked for
+    empty: int | None  # clients with no query example
+    dropped: int | None
+    too_small: int | None
+    spare: int | None
     broken: tuple[Any, ...]  # ids of clients whose update was not finite
     serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty if no leaf is keyed
+
+
+def told_of(record: Record, private: bool) -> Record:
+    """The record, or what may be told of it if clients are promised privacy."""
+    if not private:
+        return record
+    hidden = ("examples", "bytes_down", "bytes_up", "missed", "empty", "dropped", "too_small", "spare")
+    return record._replace(**dict.fromkeys(hidden), clients=max(record.clients, 0), broken=(), serving={})
 
 
 def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:
@@ -44,8 +53,9 @@ def diverged(record: Record, clients: list[Any]) -> UserError:
     shown = ", ".join(map(str, clients[:10])) + (
         f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     )
+    whose = f"; clients {shown}" if clients else ""
     return UserError(
-        f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}; "
-        f"clients {shown}). Lower the learning rates of the server or the clients, or look at single clients "
-        f"with --set simulation.backend=plain."
+        f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}"
+        f"{whose}). Lower the learning rates of the server or the clients, or look at single clients with --set "
+        f"simulation.backend=plain."
     )

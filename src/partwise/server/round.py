@@ -8,13 +8,14 @@ table are touched that a client asks for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from partwise.data.ragged import pad_to_power
+from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.randomness import child
 from partwise.selection.serving import Demand
@@ -54,19 +55,20 @@ def check_rows(algorithm: ServerSide) -> None:
 
 
 def finish(
-    algorithm: ServerSide, state: ServerState, total: Total, rng: jax.Array
+    algorithm: ServerSide, state: ServerState, total: Total, rng: jax.Array, has_noise: bool = False
 ) -> tuple[ServerState, Total]:
     """The end of a round: decode the total and give the mean update to the optimizer.
 
     State and total may be cut to the same rows of their tables, unless `sees_all_rows`. Nothing changes if no
-    client took part.
+    client took part. `has_noise` says that the noise of a private sum is in the total already.
 
     Returns:
         The new state, and the total in ordinary numbers.
     """
     aggregator = algorithm.aggregator
-    total = aggregator.reveal(total)
-    mean, carried = aggregator.decode(algorithm.partition, total, state.aggregator, child(rng, "decode"))
+    noise_rng = None if has_noise else child(rng, "reveal")
+    total, carried = aggregator.reveal(total, state.aggregator, noise_rng)
+    mean, carried = aggregator.decode(algorithm.partition, total, carried, child(rng, "decode"))
     return step(state._replace(aggregator=carried), algorithm.optimizer, mean, total.weight > 0), total
 
 
@@ -84,6 +86,21 @@ class Reported(NamedTuple):
     keys: Mapping[str, np.ndarray]
 
 
+_NOTHING = np.float32(0)
+SEALED = Reported(  # of a report that this server cannot read
+    Contribution({}, _NOTHING, _NOTHING, Sums(_NOTHING, _NOTHING), np.asarray(True)),  # pyright: ignore
+    {},
+)
+
+
+class SealedReports(Protocol):
+    """The form of reports that a server cannot read."""
+
+    @property
+    def largest(self) -> int: ...
+    def read(self, report: bytes, task: str) -> Any: ...
+
+
 class Closed(NamedTuple):
     """The next version of the model, and what the server knows about the round."""
 
@@ -99,16 +116,31 @@ class Closed(NamedTuple):
 
 class Server:
     """The server side of an algorithm: the compiled functions that all rounds of a run share. `precision` says how
-    clients write their updates (see `server.report_form`)."""
+    clients write their updates (see `server.report_form`). If `sealed` is given, reports are such that this server
+    cannot read (`server.sealed_form`): they are checked for their form, and `Round.include_sum` is given their
+    sum. `noise` adds noise to a sum that nobody can compute anew; without it, that of simulations is added, if the
+    sum is private."""
 
-    def __init__(self, algorithm: ServerSide, run: str = "", precision: str = "float32"):
+    def __init__(
+        self,
+        algorithm: ServerSide,
+        run: str = "",
+        precision: str = "float32",
+        sealed: SealedReports | None = None,
+        noise: Callable[[Total], Total] | None = None,
+    ):
         check_rows(algorithm)
-        self.algorithm, self.run = algorithm, run
+        self.algorithm, self.run, self.sealed, self.noise = algorithm, run, sealed, noise
         self.form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         partition, aggregator = algorithm.partition, algorithm.aggregator
         self.zero = jax.jit(lambda params: zero_total(aggregator, partition, params))
         self.add = jax.jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
         self.finish = jax.jit(self._finish)
+
+    @property
+    def largest(self) -> int:
+        """The most bytes that a report may have."""
+        return (self.sealed or self.form).largest
 
     def begin(
         self, state: ServerState, number: int, rng: jax.Array, seed: int = 0, attempt: int = 0
@@ -139,6 +171,9 @@ class Server:
             refused = wrong_place(about(report), here)
             if refused:
                 return refused
+            if self.sealed:
+                self.sealed.read(report, here.task)
+                return SEALED
             sent, asked = self.form.read(report, keys, clients)
         except UserError as error:
             return Refused("malformed", str(error))
@@ -150,7 +185,8 @@ class Server:
     ) -> tuple[ServerState, Total]:
         partition, optimizer = self.algorithm.partition, self.algorithm.optimizer
         if not rows:
-            state, total = finish(self.algorithm, state, total, rng)
+            has_noise = bool(self.noise or self.sealed)
+            state, total = finish(self.algorithm, state, total, rng, has_noise)
         else:
             cut, part = take_rows(partition, optimizer, state, rows), _total_rows(partition, total, rows)
             cut, total = finish(self.algorithm, cut, part, rng)
@@ -262,6 +298,11 @@ class Round:
             found = found._replace(sent=found.sent._replace(update=update))
         self._count(client, found, num_bytes, clients)
 
+    def include_sum(self, total: Total, clients: int, num_bytes: int) -> None:
+        """Take the sum of sealed reports of so many clients, in place of reports."""
+        self._check_open()
+        self._total, self._members, self._up = total, clients, num_bytes
+
     def _count(self, client: Any, found: Reported, num_bytes: int, clients: int) -> None:
         self._up += num_bytes
         if found.sent.valid:
@@ -282,6 +323,8 @@ class Round:
             if sees_all_rows(algorithm)
             else {space: self._rows(space, each) for space, each in rows.items()}
         )
+        if self._server.noise:
+            self._total = self._server.noise(self._total)
         state, total = self._server.finish(self._state, self._total, cut, self._rng)
         counts = lambda space: np.array([len(keys) for keys in asked[space]], int)
         return Closed(

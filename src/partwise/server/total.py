@@ -58,8 +58,26 @@ class Total(NamedTuple):
 # keyed leaf, the array has the rows of a table, and is cut and checkpointed like the tables. Any other word is
 # allowed too.
 Carried = Mapping[str, Mapping[str, Any]]
-Encode = Callable[[Report, jax.Array], Contribution]
+
+
+class Known(NamedTuple):
+    """What a client knows besides its report.
+
+    public: what the aggregator carries under the name `PUBLIC`, which is told to every client
+    keys:   key space -> how many keys the client asked for
+    """
+
+    public: Mapping[str, Any] = {}
+    keys: Mapping[str, Any] = {}
+
+
+PUBLIC = "public"
+NOTHING = Known()
+Encode = Callable[..., Contribution]
 Decode = Callable[[Partition, Total, Carried, jax.Array], tuple[Mapping[str, jax.Array], Carried]]
+
+
+Reveal = Callable[[Total, Carried, jax.Array | None], tuple[Total, Carried]]
 
 
 def wide_zeros(leaf: Any) -> jax.Array:
@@ -70,13 +88,18 @@ def wide_zeros(leaf: Any) -> jax.Array:
 class Aggregator(NamedTuple):
     """How contributions are made, added up and read.
 
-    encode:   (report, randomness of the client) -> contribution; runs on the client
+    encode:   (report, randomness of the client) -> contribution; runs on the client. If `informed`, it has a third
+              argument, `Known`
     decode:   (partition, total, carried values, randomness of the round) -> (mean update, new carried values)
     held:     key spaces for which the total must sum the weights of the clients that hold each row
     init:     partition -> carried values before the first round
     zero:     leaf -> zeros at which the sum of such leaves starts, with the type of the sum and of contributions
-    reveal:   total -> the total in ordinary numbers, for `decode` and for records (default: unchanged)
+    reveal:   (total, carried values, randomness of the round) -> (the total in ordinary numbers, for `decode` and
+              for records, new carried values) (default: unchanged). Nobody sees the total before. Without
+              randomness (None), no noise is added: it is in the total already
     all_rows: whether `decode` must see whole tables, because it moves rows that no client sent
+    private:  whether nothing of a round may be told but what `reveal` returns
+    informed: whether `encode` is told what every client is (see `Known`). So far this is for simulations
     """
 
     encode: Encode
@@ -84,8 +107,10 @@ class Aggregator(NamedTuple):
     held: tuple[str, ...] = ()
     init: Callable[[Partition], Carried] = lambda partition: {}
     zero: Callable[[Any], jax.Array] = wide_zeros
-    reveal: Callable[[Total], Total] = lambda total: total
+    reveal: Reveal = lambda total, carried, rng: (total, carried)
     all_rows: bool = False
+    private: bool = False
+    informed: bool = False
 
 
 def zero_total(aggregator: Aggregator, partition: Partition, params: Mapping[str, Any]) -> Total:

@@ -1,0 +1,89 @@
+"""Sums that nobody sees the parts of (`privacy.sums`): contributions as whole numbers, which add up exactly.
+
+A client's clipped numbers become multiples of 2^-bits in 32-bit words. Words are added modulo 2^32, so masks and
+shares cancel to the last bit, and a simulation without any cryptography has the same sum. Rounding moves a client's
+vector by at most sqrt(D) / 2^bits, D being its length. Updates are clipped by so much more, so that the rounded
+vector is within the clip that the noise is made for.
+"""
+
+from __future__ import annotations
+
+import math
+
+from partwise.algorithm import Algorithm
+from partwise.config.protection import Protection, protection
+from partwise.config.settings import Config
+from partwise.selection.choose import Choice, top
+from partwise.server.encoding import clipped, fixed_point
+from partwise.types import UserError, unknown
+
+SUMS = ("plain", "masked", "two_servers")
+MOST_BITS = 24  # after the point: as many as a float32 has
+ROOM = 10  # standard deviations of the noise that a sum has room for
+
+
+def secured(algorithm: Algorithm, config: Config, num_clients: int) -> Algorithm:
+    """The algorithm with the keys and sums that `privacy.keys` and `privacy.sums` say."""
+    part = config.privacy
+    if part.sums not in SUMS:
+        raise unknown("value of privacy.sums", part.sums, SUMS)
+    if part.keys:
+        choose = {
+            space: _at_most(choice, part.keys, space, algorithm.partition.num_keys(space))
+            for space, choice in algorithm.choose.items()
+        }
+        algorithm = algorithm._replace(choose=choose)
+    if part.sums == "plain":
+        return algorithm
+    promised = protection(config, num_clients)
+    if promised is None:
+        raise UserError(
+            f"privacy.sums = {part.sums} adds up whole numbers, which need a known range: give privacy.clip, the "
+            f"largest norm of a client's update, as in 1.0 (and privacy.noise=0 for no noise)"
+        )
+    if algorithm.aggregator.informed:
+        raise UserError(
+            f"privacy.sums = {part.sums} adds up numbers of one known range: leave out privacy.clip_quantile and "
+            f"privacy.rows"
+        )
+    bits = bits_for(promised)
+    slack = _slack(algorithm, bits) * promised.door.spread
+    if slack >= promised.door.clip / 2:
+        raise UserError(
+            f"privacy.clip = {promised.door.clip:g} is too small for sums of {_most(promised):,} clients in 32 "
+            f"bits: raise it, or use smaller cohorts (cohort.sampling = poisson:MOST bounds them)"
+        )
+    aggregator = fixed_point(clipped(algorithm.aggregator, promised.door.clip - slack), bits)
+    return algorithm._replace(aggregator=aggregator)
+
+
+def bits_for(promised: Protection) -> int:
+    """The bits after the point with which no sum of a cohort, with its noise, leaves 32 bits."""
+    door = promised.door
+    largest = _most(promised) * max(door.clip, 1.0) + ROOM * max(door.deviation, door.count_deviation)
+    return max(0, min(MOST_BITS, math.floor(31 - math.log2(largest))))
+
+
+def _most(promised: Protection) -> int:
+    """The largest number of clients that can be in a sum."""
+    rounds = promised.ledger.rounds
+    return rounds.most or (round(rounds.cohort) if rounds.sampling == "fixed" else rounds.population)
+
+
+def _slack(algorithm: Algorithm, bits: int) -> float:
+    """How far rounding can move a client's vector."""
+    shapes, partition = algorithm.partition.server_shapes, algorithm.partition
+    size = 4 + sum(leaf.size for path, leaf in shapes.items() if path not in partition.of("frozen"))
+    return math.sqrt(size) / 2**bits
+
+
+def _at_most(choice: Choice, most: int, space: str, num_keys: int) -> Choice:
+    """The choice, with so many keys at most."""
+    if choice.most(num_keys, num_keys) <= min(most, num_keys):
+        return choice
+    if choice.name == "own":
+        return top(most)
+    raise UserError(
+        f"privacy.keys = {most:,}, and clients ask for more keys of '{space}' (select.{space} = {choice.name}): "
+        f"give as many, or choose fewer, as in select.{space}=top:{most}"
+    )
