@@ -8,6 +8,7 @@ from rich.console import Console
 from partwise import bench
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
+from partwise.deployment import load
 from partwise.runs.resolve import resolve
 from partwise.tasks import load_task
 from partwise.types import UserError
@@ -100,3 +101,42 @@ def test_a_case_that_fails_leaves_the_others_as_they_are(monkeypatch, capsys):
     cases.pop(0)
     with pytest.raises(UserError, match="no longer finite"):
         bench.bench("three")
+
+
+def test_a_server_under_polling_devices(capsys):
+    """Three devices of ten that are registered, on a real server; every report is counted."""
+    case = bench.Case("3 polling", "planted", {"cohort.size": 3, "data.dim": 2}, rounds=5)
+    told = bench._deployed(case, load.measure_polling(case.task, case.changes, case.rounds, registered=10))
+    assert (told["reports"], told["lost"], told["agent_mb"]) == (15, 0, None)
+    assert told["reports_per_second"] > 0
+    assert told["server_mb"] > 10
+    for part in ("client_round_ms", "poll_ms", "slices_ms", "report_ms"):
+        assert 0 < told[part]["p50"] <= told[part]["p99"]
+    bench.show_table(Console(width=80), {"name": "deployment", "results": [told]})
+    shown = capsys.readouterr().out
+    assert "3 polling" in shown
+    assert "reports" in shown
+
+
+@pytest.mark.slow
+def test_an_agent_is_measured_by_name():
+    [told] = [line for line in bench.bench("deployment", quick=True)["results"] if line["case"] == "1 agent"]
+    assert (told["reports"], told["lost"]) == (20, 0)
+    assert told["agent_mb"] > 10
+
+
+def test_a_server_that_does_not_start_is_an_error(monkeypatch):
+    monkeypatch.setattr("partwise.deployment.load.sys.executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="the server did not start"):
+        load.measure_polling("planted", {"cohort.size": 3, "data.dim": 2}, rounds=5, registered=3)
+
+
+def test_a_secure_sum_is_measured():
+    pytest.importorskip("cryptography", reason="the extra `privacy` is not installed")
+    [case] = bench.BENCHMARKS["secure-sum"].cases(True)
+    told = bench.measure_sum(case._replace(changes={"n": 12, "words": 10_000}), None)
+    assert told["degree"] == 11
+    assert 1 < told["upload_ratio"] < 1.03
+    console = Console(width=80, record=True)
+    bench.show_table(console, {"name": "secure-sum", "results": [told]})
+    assert "20 x 10,000 words" in console.export_text()

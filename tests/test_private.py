@@ -83,8 +83,8 @@ class Spy:
                 jax.debug.callback(self.note, leaf, start)
             return values(client, progress)
 
-        def reported(device, message, *given):
-            answer = report(device, message, *given)
+        def reported(device, message, *given, **more):
+            answer = report(device, message, *given, **more)
             self.sent |= {f"message {len(self.sent)}": message, f"report {len(self.sent)}": answer[0]}
             return answer
 

@@ -7,6 +7,7 @@ medians over compiled calls of many rounds, without the first call.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -17,25 +18,42 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from partwise.privacy import slices_cost
 from partwise.types import UserError, unknown
 
 GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
 
 
 class Case(NamedTuple):
-    """One line of a benchmark."""
+    """One line of a benchmark. `measure` is what measures it, if not `bench.measure`."""
 
     name: str
     task: str
     changes: Mapping[str, Any]
     rounds: int = 100
+    measure: Callable[[Case, str | None], dict[str, Any]] | None = None
+
+
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]  # title -> what a line says there
+COLUMNS: Columns = {
+    "ms a\nround": lambda line: f"{1e3 * line['seconds_per_round']:.2f}",
+    "ms a\nstep": lambda line: "-" if (step := line["ms_per_client_step"]) is None else f"{step:.3g}",
+    "a\nsecond": lambda line: "-" if (rate := line["weight_per_second"]) is None else f"{rate:,.0f}",
+    "lanes": lambda line: str(line["lanes"]),
+    "compile\ns": lambda line: f"{line['seconds_compile']:.1f}",
+    "evaluation\ns (clients)": lambda line: f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",
+    "peak\nMB": lambda line: f"{line['peak_memory_mb']:.0f}",
+}
 
 
 class Benchmark(NamedTuple):
-    """A benchmark. `cases` is a function of `quick` that returns the cases."""
+    """A benchmark. `cases` is a function of `quick` that returns the cases. The first column is the figure that is
+    told of a case, and `note` is a sentence under the table."""
 
     summary: str
     cases: Callable[[bool], list[Case]]
+    columns: Columns = COLUMNS
+    note: str = "A step is one client's; a second: examples or tokens that are trained on."
 
 
 def bench(
@@ -49,10 +67,11 @@ def bench(
     if name not in BENCHMARKS:
         raise unknown("benchmark", name, BENCHMARKS)
     cases, results = _alone(_cases, name, quick), []
+    title, figure = next(iter(BENCHMARKS[name].columns.items()))
     for number, case in enumerate(cases, 1):
         try:
-            results.append(_alone(measure, case, data))
-            text = f"{1e3 * results[-1]['seconds_per_round']:.2f} ms a round"
+            results.append(_alone(case.measure or measure, case, data))
+            text = f"{figure(results[-1])} {' '.join(title.split())}"
         except (UserError, RuntimeError) as error:  # such as out of memory
             if number == 1:
                 raise
@@ -280,6 +299,77 @@ def _next_word(quick: bool) -> list[Case]:
     ]
 
 
+def _deployment(quick: bool) -> list[Case]:
+    """Devices that poll and train nothing, and an agent that trains. Reports have about 2 kB."""
+    small = {"data.num_clients": 40, "data.num_items": 500, "data.dim": 32}
+    polling = lambda devices, rounds: Case(
+        f"{devices:,} polling", "planted", {**small, "cohort.size": devices}, rounds, measure_polling
+    )
+    agent = Case("1 agent", "planted", {**small, "cohort.size": 1}, 20 if quick else 200, measure_agent)
+    return [polling(1, 20 if quick else 200), polling(*((20, 5) if quick else (1000, 10))), agent]
+
+
+def measure_polling(case: Case, data: str | None) -> dict[str, Any]:
+    """How a server does under devices that poll, of 10,000 (and more) that are registered."""
+    from partwise.deployment import load
+
+    return _deployed(case, load.measure_polling(case.task, case.changes, case.rounds, 11_000))
+
+
+def measure_agent(case: Case, data: str | None) -> dict[str, Any]:
+    """How an agent does that trains."""
+    from partwise.deployment import load
+
+    return _deployed(case, load.measure_agent(case.task, case.changes, case.rounds))
+
+
+def _private_slices(quick: bool) -> list[Case]:
+    """Rows of 96 float32: how many keys a client has, of how many."""
+    sizes = [(50, 10**3)] if quick else [(10**2, 10**4), (10**3, 10**4), (10**2, 10**5), (10**3, 10**5)]
+    return [Case(f"{m:,} of {k:,}", "", {"of": (k, m, 96)}, 1, measure_private_slices) for m, k in sizes]
+
+
+def measure_private_slices(case: Case, data: str | None) -> dict[str, Any]:
+    """What private slices cost a client and a server."""
+    return _deployed(case, slices_cost.measure_slices(*case.changes["of"]))
+
+
+def _deployed(case: Case, figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"case": case.name, **figures, "device": f"{os.cpu_count()} CPU cores"}
+
+
+def _spread(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """A column with the median and the 99th percentile."""
+    short = lambda number: f"{number:.1f}" if number < 10 else f"{number:.0f}"
+    return lambda line: "-" if (each := line[name]) is None else "/".join(map(short, each.values()))
+
+
+def _secure_sum(quick: bool) -> list[Case]:
+    case = lambda n, words: Case(f"{n:,} x {words:,} words", "", {"n": n, "words": words}, 1, measure_sum)
+    return [case(20, 10_000)] if quick else [case(100, 185_300), case(1000, 18_530)]
+
+
+def measure_sum(case: Case, data: str | None) -> dict[str, Any]:
+    """What a secure sum takes: n clients and the server on one core."""
+    from partwise.privacy.masked_round import measure_round
+
+    return {"case": case.name, **measure_round(**case.changes), "device": "1 CPU core"}
+
+
+DEPLOYMENT_COLUMNS: Columns = {
+    "reports\na second": lambda line: f"{line['reports_per_second']:,.0f}",
+    "client\nround": _spread("client_round_ms"),
+    "poll": _spread("poll_ms"),
+    "slices": _spread("slices_ms"),
+    "report": _spread("report_ms"),
+    "lost": lambda line: str(line["lost"]),
+    "server\nMB": lambda line: f"{line['server_mb']:.0f}",
+    "agent\nMB": lambda line: "-" if (size := line["agent_mb"]) is None else f"{size:.0f}",
+}
+
+
+SUM_FIGURES = {"all s": "seconds:.2f", "client ms": "client_ms:.1f", "unmask s": "unmask_seconds:.2f"}
+SUM_FIGURES |= {"neighbours": "degree", "upload / vector": "upload_ratio:.3f", "peak MB": "peak_mb:.0f"}
 BENCHMARKS: dict[str, Benchmark] = {
     "fedrecon-movielens": Benchmark(
         "FedRecon matrix factorisation: phases, cohort sizes, numbers of items", _fedrecon_movielens
@@ -290,43 +380,38 @@ BENCHMARKS: dict[str, Benchmark] = {
     "next-word": Benchmark("Next word with an LSTM: lanes, precision, keyed and local words", _next_word),
     "fedavg-2nn": Benchmark("Federated averaging of a 784-200-200-62 network", _writers("2nn")),
     "fedavg-cnn": Benchmark("Federated averaging of a CNN of 1.7 million parameters", _writers("cnn")),
+    "deployment": Benchmark(
+        "A server under devices that poll and report, and an agent that trains",
+        _deployment,
+        DEPLOYMENT_COLUMNS,
+        "Milliseconds as median/99th percentile. Polls include the wait for the next round.",
+    ),
+    "private-slices": Benchmark(
+        "Rows fetched from two servers and sums written to them without telling keys",
+        _private_slices,
+        slices_cost.COLUMNS,
+        slices_cost.NOTE,
+    ),
+    "secure-sum": Benchmark(
+        "A secure sum with its cryptography: all clients and the server",
+        _secure_sum,
+        {title: f"{{{figure}}}".format_map for title, figure in SUM_FIGURES.items()},
+        "Processor time. A tenth of the clients drop out before the upload, three more before the end.",
+    ),
 }
-
-
-COLUMNS = (
-    "ms a\nround",
-    "ms a\nstep",
-    "a\nsecond",
-    "lanes",
-    "compile\ns",
-    "evaluation\ns (clients)",
-    "peak\nMB",
-)
 
 
 def show_table(console: Console, result: Mapping[str, Any]) -> None:
     """Print a line for each case, and the error of each case that failed."""
-    table = Table(
-        "case", title=result["name"], box=box.SIMPLE_HEAD, padding=0
-    )  # eight columns in 80 characters
-    for column in COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+    benchmark = BENCHMARKS[result["name"]]
+    table = Table("case", title=result["name"], box=box.SIMPLE_HEAD, padding=0)  # for 80 characters
+    for title in benchmark.columns:
+        table.add_column(title, justify="right", no_wrap=True)
     measured = [line for line in result["results"] if "error" not in line]
     for line in measured:
-        table.add_row(
-            line["case"],
-            f"{1e3 * line['seconds_per_round']:.2f}",
-            "-" if line["ms_per_client_step"] is None else f"{line['ms_per_client_step']:.3g}",
-            "-" if line["weight_per_second"] is None else f"{line['weight_per_second']:,.0f}",
-            str(line["lanes"]),
-            f"{line['seconds_compile']:.1f}",
-            f"{line['seconds_evaluation']:.3f} ({line['evaluated_clients']})",
-            f"{line['peak_memory_mb']:.0f}",
-        )
+        table.add_row(line["case"], *(figure(line) for figure in benchmark.columns.values()))
     console.print(table)
-    console.print(
-        "A step is one client's; a second: examples or tokens that are trained on.", highlight=False
-    )
+    console.print(benchmark.note, highlight=False)
     for line in result["results"]:
         if "error" in line:
             console.print(f"{line['case'].strip()} failed: {line['error']}", highlight=False, markup=False)

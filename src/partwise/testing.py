@@ -87,8 +87,8 @@ def check_aggregator(aggregator: Aggregator, tol: float = 1e-5) -> None:
             assert _types(total) == _types(before), (
                 "contributions must have the type that `zero` begins the sum in"
             )
-        total = aggregator.reveal(total)
-        found = aggregator.decode(parts, total, aggregator.init(parts), jax.random.key(0))
+        total, carried = aggregator.reveal(total, aggregator.init(parts), jax.random.key(1))
+        found = aggregator.decode(parts, total, carried, jax.random.key(0))
         assert isinstance(found, tuple), "decode must return (mean update, what it carries on)"
         assert set(found[0]) == {"x"}, f"decode must return a mean for every leaf, not {sorted(found[0])}"
         return found[0]

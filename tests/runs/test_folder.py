@@ -165,19 +165,19 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return data[:place] + noise + data[place + size :]
 
 
-MUTATIONS = 200
 THOROUGH = 16  # one of so many also runs the rounds that are left and is evaluated, which takes its time
 NOT_RESUMED = ("model.json", "model.safetensors", "summary.json")  # not read by a run that goes on
 
 
-def test_no_damage_gives_another_result(tiny_run, model, tmp_path):
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 250), marks=pytest.mark.slow)], ids=len)
+def test_no_damage_gives_another_result(tiny_run, model, tmp_path, seeds):
     """Whatever happens to a file, the outcome is the right one or an error that the user can read."""
     expected = {"evaluate": evaluate_run(tiny_run), "open": Personal.open(tiny_run).params}
     names = [
         p.relative_to(tiny_run) for p in sorted(tiny_run.rglob("*")) if p.is_file() and p.suffix != ".png"
     ]
     refused = 0
-    for seed in range(MUTATIONS):
+    for seed in seeds:
         rng, folder = random.Random(seed), tmp_path / "run"
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(tiny_run, folder)
@@ -187,7 +187,7 @@ def test_no_damage_gives_another_result(tiny_run, model, tmp_path):
         thorough = seed % THOROUGH == 0
         if thorough or name.name not in NOT_RESUMED:
             refused += not goes_on_the_same(folder, model, expected["evaluate"], thorough)
-    assert refused > MUTATIONS // 2
+    assert refused > len(seeds) // 2
 
 
 def opens_the_same(folder, params) -> bool:
@@ -204,7 +204,7 @@ class EnoughError(Exception):
     """All files have been read."""
 
 
-def enough(simulation, evaluate, config, recorder, progress, rates):
+def enough(simulation, evaluate, config, rounds, promised, recorder, progress, rates):
     """In place of the rounds that are left: what has been read is what was written, up to some round."""
     assert simulation.round == recorder.tally.rounds
     assert simulation.round in (4, 6)

@@ -160,8 +160,8 @@ def run_trials(
         while simulation.round < config.rounds:
             calls = simulation.run(min(every, config.rounds - simulation.round))
             records = [record for call in calls for record in call]
-            sent += sum(record.bytes_down for record in records)
-            asked += sum(record.clients + record.empty for record in records)
+            sent += sum(record.bytes_down or 0 for record in records)
+            asked += sum(record.clients + (record.empty or 0) for record in records)
             found = evaluate(simulation.state.params, kept=simulation.kept_of)
             curve.append(100 * found[metric])
             progress(Status(simulation.round, config.rounds, records[-1].loss, found))

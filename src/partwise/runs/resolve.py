@@ -229,3 +229,16 @@ def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
             f"the rate of this run falls over its {saved.rounds} rounds, so it can be made neither longer nor "
             f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"
         )
+    part = saved.privacy
+    if config.rounds != saved.rounds and part.clip is not None:
+        _check_same_noise(saved, config)
+
+
+def _check_same_noise(saved: Config, config: Config) -> None:
+    """Raise `UserError` if the noise of the rounds that were run was made for another number of rounds."""
+    part = saved.privacy
+    if part.noise is None or part.mechanism != "independent":
+        raise UserError(
+            f"the noise of this run was made for {saved.rounds} rounds, so it can be made neither longer nor "
+            f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"
+        )

@@ -32,7 +32,7 @@ def summarize_run(
         "task": config.task,
         "algorithm": config.algorithm,
         "seed": config.seed,
-        "rounds": config.rounds,
+        "rounds": tally.rounds,
         "seconds_per_round": tally.median_seconds(),
         "test": dict(test),
         "not_finite": not_finite(test),
@@ -40,12 +40,18 @@ def summarize_run(
         **left_out(tally),
         "fewer": _fewer(task),
         "serving": config.serving.way,
-        "bytes_down_per_client": tally.sums["bytes_down"] / clients,
-        "bytes_up_per_client": tally.sums["bytes_up"] / clients,
+        **_bytes_per_client(config, tally, clients),
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "device": device_words(),
         "versions": versions(),
     }
+
+
+def _bytes_per_client(config: Config, tally: Tally, clients: int) -> dict[str, float | None]:
+    """What a client fetched and sent; None if clients are promised privacy, as it tells how many keys they have."""
+    names = ("bytes_down", "bytes_up")
+    known = config.privacy.clip is None
+    return {f"{name}_per_client": tally.sums[name] / clients if known else None for name in names}
 
 
 def device_words() -> str:

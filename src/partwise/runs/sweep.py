@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.algorithms.registry import prepare
+from partwise.config.protection import Protection, protection
 from partwise.config.settings import Config
 from partwise.runs.backends import make_evaluator
 from partwise.runs.train import OnStatus, Status, silent
@@ -34,6 +35,7 @@ class Trial(NamedTuple):
     params: Mapping[str, Any]
     validation: Mapping[str, Any]
     losses: np.ndarray  # [rounds] training loss
+    privacy: Mapping[str, Any] | None = None  # what all trials of the sweep together promise; None: nothing
 
 
 def grid_of(choices: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
@@ -52,8 +54,9 @@ def sweep(
     for key in {key for changes in grid for key in changes}:
         if key not in RATES:
             raise unknown("key of a sweep", key, RATES)
-    prepared = prepare(task, config)
     pairs = [(dict(changes), seed) for changes in grid for seed in seeds]
+    promised = protection(config, task.train.num_clients, len(pairs))
+    prepared = prepare(task, _with_noise(config, promised))
     named = [{RATES[key]: value for key, value in changes.items()} for changes, _ in pairs]
     for name in {name for each in named for name in each} - set(prepared.rates):
         raise UserError(f"a sweep over the rate '{name}' needs a configuration that uses it")
@@ -71,11 +74,25 @@ def sweep(
         )
     evaluate = make_evaluator(prepared, config, task.validation)
     curves = np.concatenate(losses, axis=1) if losses else np.zeros((len(pairs), 0))
+    told = promised and promised.promise(config.rounds)
     trials = []
     for i, (changes, seed) in enumerate(pairs):
         params = {path: np.asarray(leaf) for path, leaf in runs.params(i).items()}
-        trials.append(Trial(changes, seed, params, evaluate(params, rates[i]), curves[i]))
+        trials.append(Trial(changes, seed, params, evaluate(params, rates[i]), curves[i], told))
     return trials
+
+
+def _with_noise(config: Config, promised: Protection | None) -> Config:
+    """The configuration with the noise that keeps the budget for all trials together, as each of them looks at the
+    same clients. Raises `UserError` if a given noise does not."""
+    if promised is None:
+        return config
+    if promised.most_rounds(config.rounds) < config.rounds:
+        raise UserError(
+            f"{promised.rounds.trials} trials of {config.rounds} rounds cost more than privacy.epsilon = "
+            f"{promised.budget:g}: leave privacy.noise out, and it is found, or try fewer rates"
+        )
+    return config.changed({"privacy.noise": promised.rounds.noise})
 
 
 def best_of(trials: Sequence[Trial], metric: str) -> Trial:

@@ -55,7 +55,7 @@ class Tally:
         """Add a round, as in metrics.jsonl."""
         self.rounds += 1
         for name in SUMMED:
-            self.sums[name] += record[name]
+            self.sums[name] += record[name] or 0  # None: it may not be told
         self.sums["broken"] += len(record["broken"])
         point = {name: record[name] for name in ("round", "seconds", "train")} | {"evaluation": None}
         self._points.add(point)

@@ -14,6 +14,7 @@ import numpy as np
 
 from partwise.algorithms.effects import read_of
 from partwise.algorithms.registry import find_algorithm, prepare
+from partwise.config.protection import Protection, protection
 from partwise.config.settings import Config
 from partwise.model.spec import check_arguments
 from partwise.runs.backends import lanes_of, make_evaluator, make_simulation
@@ -198,9 +199,11 @@ def _train(
         told(note)
     simulation = make_simulation(prepared, config, lanes_of(folder))
     evaluate = make_evaluator(prepared, config, task.validation, task.test)
+    promised = protection(config, prepared.store.num_clients)
+    rounds = _affordable(promised, config.rounds)
     with recording(folder, task, config, simulation) as recorder:
         rates = read_of(RATES, task, config, find_algorithm(config.algorithm))
-        _rounds(simulation, evaluate, config, recorder, progress, rates)
+        _rounds(simulation, evaluate, config, rounds, promised, recorder, progress, rates)
     params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     if folder:
         folder.save_model(params, {"task": config.task, "round": simulation.round})
@@ -209,6 +212,7 @@ def _train(
     ) | {"judged": judged(task, prepared, config)}
     summary = summarize_run(task, prepared, config, recorder.tally, test) | {
         "lanes": simulation.lanes,
+        "privacy": promised and promised.promise(simulation.round),
         "seconds_compile": compile_seconds() - compiling,
     }
     if folder:
@@ -244,28 +248,51 @@ def _rounds(
     simulation: Backend,
     evaluate: Evaluator,
     config: Config,
+    rounds: int,
+    promised: Protection | None,
     recorder: Recorder,
     progress: OnStatus,
     rates: Sequence[str],
 ) -> None:
-    """Run the remaining rounds. An evaluated round is recorded together with its evaluation. `rates` are those
-    that may be lowered if the training goes wrong."""
+    """Run the rounds that remain of so many. An evaluated round is recorded together with its evaluation. `rates`
+    are those that may be lowered if the training goes wrong."""
     every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
-    while simulation.round < config.rounds:
+    spent = lambda number, exactly: {"privacy": promised.spent(number, exactly)} if promised else {}
+    while simulation.round < rounds:
         due, save = _next(simulation.round, every), _next(simulation.round, saving)
-        stop, last = min(due, save, config.rounds), {}
+        stop, last = min(due, save, rounds), {}
         for call in simulation.run(stop - simulation.round):
-            *lines, last = map(as_record, call)
-            if simulation.round < stop or stop not in (due, config.rounds):
+            *lines, last = [as_record(each) | spent(each.round, exactly=False) for each in call]
+            if simulation.round < stop or stop not in (due, rounds):
                 lines.append(last)
             _write(recorder, lines, config, rates)
-            progress(Status(simulation.round, config.rounds, call[-1].loss, None))
-        if stop in (due, config.rounds):
+            progress(Status(simulation.round, rounds, call[-1].loss, None))
+        if stop in (due, rounds):
             last["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
+            last |= spent(stop, exactly=True)
             _write(recorder, [last], config, rates)
-            progress(Status(stop, config.rounds, last["train"]["loss"], last["evaluation"]))
-        if recorder.folder and stop in (save, config.rounds):
+            progress(Status(stop, rounds, last["train"]["loss"], last["evaluation"]))
+        if recorder.folder and stop in (save, rounds):
             recorder.folder.save_checkpoint(simulation.snapshot(), stop)
+
+
+def _affordable(promised: Protection | None, wanted: int) -> int:
+    """How many rounds the privacy budget allows. Raises `UserError` if it is none."""
+    if promised is None:
+        return wanted
+    rounds = promised.most_rounds(wanted)
+    if rounds == 0:
+        raise UserError(
+            f"one round costs more than privacy.epsilon = {promised.budget:g}: give more noise than "
+            f"{promised.rounds.noise:g} (privacy.noise), or leave it out, and it is found for all {wanted:,} rounds"
+        )
+    if rounds < wanted:
+        warnings.warn(
+            f"privacy.epsilon = {promised.budget:g} ends the run after {rounds:,} of {wanted:,} rounds",
+            RunWarning,
+            stacklevel=4,
+        )
+    return rounds
 
 
 def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config, rates: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server.round import finish
 from partwise.server.step import ServerState, is_finite, put_rows, take_rows
-from partwise.server.total import Contribution, Total, zero_total
+from partwise.server.total import PUBLIC, Contribution, Total, zero_total
 from partwise.simulation.mesh import AXIS, compiler_options
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
@@ -68,6 +68,7 @@ class Shared(NamedTuple):
     rng: jax.Array  # the round's randomness
     capacities: Mapping[str, int]  # room for keys, by space
     choose: Mapping[str, Choice]
+    public: Mapping[str, Any] = {}  # what the aggregator tells every client
 
 
 def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.Array) -> Client:
@@ -89,6 +90,7 @@ def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.
         examples=examples,
         rng=client_rng(shared.rng, slot.number),
         kept=slot.kept,
+        public=shared.public,
     )
 
 
@@ -182,18 +184,19 @@ def cohort_total(
     plan: Plan,
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
+    public: Mapping[str, Any] | None = None,
 ) -> Summed:
     """Run this device's part of a cohort, and add up what all devices' clients contribute.
 
     `rooms` are capacities by key space, the largest first. Each chunk works with the room that `plan.ends`
-    gives it, in which its clients' keys fit.
+    gives it, in which its clients' keys fit. `public` is what the aggregator tells every client.
     """
     received = receive(algorithm.partition, params)
 
     def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
         total, seen = carry
         share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
-        shared = Shared(received, shelf, rng, room, algorithm.choose)
+        shared = Shared(received, shelf, rng, room, algorithm.choose, public or {})
         done = _run_lanes(algorithm, shared, share)
         lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
         now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
@@ -229,7 +232,7 @@ def one_round(
 ) -> tuple[ServerState, Outcome]:
     """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort. `rooms`
     are as in `cohort_total`."""
-    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms)
+    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms, state.aggregator.get(PUBLIC))
     state, total = finish(algorithm, state, cohort.total, rng)
     return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), *cohort[1:])
 

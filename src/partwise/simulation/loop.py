@@ -21,7 +21,7 @@ from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way, sizes_of
 from partwise.server.cohort import Cohort, Recruiting, recruit
-from partwise.server.record import Record, costs, diverged
+from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
@@ -68,7 +68,7 @@ class Simulation:
         self.partition = self.algorithm.partition
         check_rows(self.algorithm)
         self.store = store
-        self.serving, self._sizes = check_way(serving), sizes_of(self.partition)
+        self.serving, self._sizes = check_way(serving), sizes_of(self.partition, self.algorithm.choose)
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
@@ -205,7 +205,8 @@ class Simulation:
         records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
         for i, record in enumerate(records):
             if not outcome.finite[i]:
-                raise diverged(record, self.store.client_ids[call.cohorts[i].clients].tolist())
+                cohort = [] if self.algorithm.aggregator.private else call.cohorts[i].clients
+                raise diverged(record, self.store.client_ids[cohort].tolist())
         return records
 
     def _clients(self, call: _Call) -> np.ndarray:
@@ -219,7 +220,7 @@ class Simulation:
         slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
         real, broken = slots.client >= 0, outcome.broken[i]
         loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")
-        return Record(
+        record = Record(
             round=call.first + i + 1,
             seconds=seconds,
             clients=int(outcome.clients[i]),
@@ -233,6 +234,7 @@ class Simulation:
             broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
             **costs(self._sizes, call.served[i], self.serving),
         )
+        return told_of(record, self.algorithm.aggregator.private)
 
 
 def fits(store: ClientStore) -> bool:

@@ -19,9 +19,10 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import check_way, serve, sizes_of
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import read_invitation
-from partwise.server.record import Record, costs, diverged
+from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState, is_finite
+from partwise.server.total import PUBLIC
 from partwise.types import UserError
 
 Answer = TypeVar("Answer")
@@ -55,7 +56,9 @@ def plain_round(
         try:
             asked = device.ask(examples, task.seed, task.round)
             message = _given(now.serve(task.about.task, asked.keys))
-            report, keep = device.report_and_keep(message, examples, asked, kept.get(position))
+            report, keep = device.report_and_keep(
+                message, examples, asked, kept.get(position), public=state.aggregator.get(PUBLIC, {})
+            )
             _given(now.accept(report))
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
@@ -91,7 +94,8 @@ class PlainSimulation:
         self.store, self.recruiting = store, recruiting.check(store.num_clients)
         self._build, self._rates = build, dict(rates)
         self.restart(seed)
-        self.serving, self._sizes = check_way(serving), sizes_of(self.algorithm.partition)
+        self.serving = check_way(serving)
+        self._sizes = sizes_of(self.algorithm.partition, self.algorithm.choose)
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
         """Like `Simulation.restart`."""
@@ -156,6 +160,7 @@ class PlainSimulation:
                 broken=closed.broken,
                 **costs(self._sizes, served, self.serving),
             )
+            private = self.algorithm.aggregator.private
             if not is_finite(self.state):
-                raise diverged(record, self.store.client_ids[cohort.clients].tolist())
-            yield [record]
+                raise diverged(record, [] if private else self.store.client_ids[cohort.clients].tolist())
+            yield [told_of(record, private)]

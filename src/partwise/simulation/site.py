@@ -79,6 +79,11 @@ class Site:
     ):
         self.algorithm, self.store = build(dict(rates)), store
         check_keys_stay(self.algorithm)
+        if self.algorithm.aggregator.informed:
+            raise UserError(
+                "a site is not told what the aggregator carries (privacy.clip_quantile, privacy.rows): use a "
+                "simulation, or leave these out"
+            )
         self._rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         mesh = make_mesh(num_devices)
         self.lanes = max(min(lanes or LANES, -(-store.num_clients // mesh.size)), 1)
