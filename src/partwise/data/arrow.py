@@ -10,11 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.types as kinds
 
 from partwise.data.checks import refuse, refuse_not_utf8
 from partwise.data.id_columns import Ids, checked_texts, encoded_ids, no_lists, one_length, to_lists
+from partwise.data.late_arrow import kinds, pa
 from partwise.data.ragged import owners
 from partwise.types import UserError
 

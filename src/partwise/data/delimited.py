@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-import pyarrow as pa
-import pyarrow.csv
-
-from partwise.data.reading import READ_ERRORS, limited
+from partwise.data.late_arrow import csv as arrow_csv
+from partwise.data.late_arrow import pa
+from partwise.data.reading import limited, read_errors
 from partwise.types import UserError
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -87,21 +86,19 @@ def stream_delimited(
 def _stream(
     file: Path, dialect: Dialect, names: Sequence[str], types: dict[str, pa.DataType]
 ) -> Iterator[pa.RecordBatch]:
-    options = pyarrow.csv.ConvertOptions(include_columns=list(names), column_types=types)
-    parse = pyarrow.csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True)
-    read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, encoding=dialect.encoding.replace(UTF8, "utf8"))
+    options = arrow_csv.ConvertOptions(include_columns=list(names), column_types=types)
+    parse = arrow_csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True)
+    read = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=dialect.encoding.replace(UTF8, "utf8"))
     with (
         _open(file) as source,
-        pyarrow.csv.open_csv(
-            source, read_options=read, parse_options=parse, convert_options=options
-        ) as reader,
+        arrow_csv.open_csv(source, read_options=read, parse_options=parse, convert_options=options) as reader,
     ):
         yield from reader
 
 
 def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]) -> UserError | None:
     """Read line by line to find the first bad cell. Returns the error that names it, or None."""
-    with contextlib.suppress(*READ_ERRORS), _open_text(file, dialect, "surrogateescape") as text:
+    with contextlib.suppress(*read_errors()), _open_text(file, dialect, "surrogateescape") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter)
         header = next(reader)
         for cells in filter(None, reader):

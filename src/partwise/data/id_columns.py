@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from partwise.data.ids import typed
+from partwise.data.late_arrow import pa
 from partwise.data.ragged import last_of, owners
 from partwise.types import UserError
 

@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, ParamSpec, TypeVar
 
-import pyarrow as pa
-
+from partwise.data.late_arrow import pa
 from partwise.types import UserError
 
-# What readers raise on damaged files: Arrow, numpy (TokenError, SyntaxError), zipfile (NotImplementedError and
-# RecursionError are RuntimeErrors), json and xml (ValueError, SyntaxError), h5py (OSError, RuntimeError, KeyError).
-READ_ERRORS = (
-    pa.ArrowException,
+# What readers raise on damaged files, beside Arrow's errors: numpy (TokenError, SyntaxError), zipfile
+# (NotImplementedError and RecursionError are RuntimeErrors), json and xml (ValueError, SyntaxError), h5py (OSError,
+# RuntimeError, KeyError).
+_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
     lzma.LZMAError,
@@ -49,6 +48,11 @@ FREE_BYTES = 1 << 26  # unpacked bytes that are always allowed; beyond them, MAX
 MAX_RATIO = 200  # unpacked / packed; files of the known data sets have 2 to 73, zeros have a thousand
 
 
+def read_errors() -> tuple[type[BaseException], ...]:
+    """What readers raise on damaged files."""
+    return (pa.ArrowException, *_ERRORS)
+
+
 @contextlib.contextmanager
 def reading(place: object, remedy: str = "is it whole? Get or write it again") -> Iterator[None]:
     """Turn what a reader raises into a `UserError` that names the place. An error that names it already is
@@ -58,7 +62,7 @@ def reading(place: object, remedy: str = "is it whole? Get or write it again") -
             yield
     except UserError:
         raise
-    except READ_ERRORS as error:
+    except read_errors() as error:
         raise UserError(f"{_short(place)} cannot be read ({_reason(error)}): {remedy}") from error
 
 

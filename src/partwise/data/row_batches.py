@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from partwise.data.arrow import arrow_ids, arrow_numbers, held_by
 from partwise.data.checks import Column, check_known, to_array
 from partwise.data.id_columns import Ids, to_ids
+from partwise.data.late_arrow import pa
 from partwise.types import UserError
 
-Batch = pa.RecordBatch | pa.Table | Mapping[str, Any]
+Batch: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, Any]"
 
 
 @dataclasses.dataclass

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from partwise.data.build import build_store
 from partwise.data.checks import Column, check_sortable, clean_columns
 from partwise.data.id_columns import EXACT, Ids, join_columns
 from partwise.data.ids import check_listed, vocabulary_names
+from partwise.data.late_arrow import pa
 from partwise.data.row_batches import Batch, Wanted, to_columns
 from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
 from partwise.types import UserError

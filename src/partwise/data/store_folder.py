@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from partwise.data.ids import join_ids
+from partwise.data.late_arrow import pa
 from partwise.data.ragged import offsets
 from partwise.data.reading import existing, reading, regular
 from partwise.data.spool import Layout, Spool

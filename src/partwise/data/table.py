@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.ipc
-import pyarrow.parquet
 
 from partwise.data.arrow import holds_lists
 from partwise.data.checks import Column, check_known, clean_columns
@@ -23,6 +20,7 @@ from partwise.data.delimited import (
     read_header,
     stream_delimited,
 )
+from partwise.data.late_arrow import ipc, pa, parquet
 from partwise.data.reading import existing, naming, reading, regular
 from partwise.data.row_batches import Wanted, to_columns
 from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
@@ -136,7 +134,7 @@ def _names(file: Path, dialect: Dialect | None) -> list[str]:
 def _schema(file: Path) -> pa.Schema:
     """The schema of a Parquet or Arrow file."""
     if _kind(file) == ".parquet":
-        return pyarrow.parquet.read_schema(file)
+        return parquet.read_schema(file)
     with _open_arrow(file) as reader:
         return reader.schema
 
@@ -183,7 +181,7 @@ def _reader(
 
 
 def _read_parquet(file: Path, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with pyarrow.parquet.ParquetFile(file) as source:
+    with parquet.ParquetFile(file) as source:
         check_known(names, _distinct(source.schema_arrow.names))
         yield from source.iter_batches(columns=list(names))
 
@@ -191,20 +189,20 @@ def _read_parquet(file: Path, names: Sequence[str], ids: Sequence[str]) -> Itera
 @contextlib.contextmanager
 def _open_arrow(
     file: Path,
-) -> Iterator[pyarrow.ipc.RecordBatchFileReader | pyarrow.ipc.RecordBatchStreamReader]:
+) -> Iterator[ipc.RecordBatchFileReader | ipc.RecordBatchStreamReader]:
     with pa.memory_map(str(file)) as source:
         try:
-            reader = pyarrow.ipc.open_file(source)
+            reader = ipc.open_file(source)
         except pa.ArrowInvalid:
             source.seek(0)
-            reader = pyarrow.ipc.open_stream(source)
+            reader = ipc.open_stream(source)
         with reader:
             yield reader
 
 
 def _read_arrow(file: Path, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with _open_arrow(file) as reader:
-        if isinstance(reader, pyarrow.ipc.RecordBatchStreamReader):
+        if isinstance(reader, ipc.RecordBatchStreamReader):
             yield from (batch.select(list(names)) for batch in reader)
         else:
             yield from (reader.get_batch(i).select(list(names)) for i in range(reader.num_record_batches))

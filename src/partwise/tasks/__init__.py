@@ -9,6 +9,7 @@ from partwise.plugins import Lazy, find, find_all, names
 from partwise.tasks.base import (
     PAPER,
     Entry,
+    OwnRows,
     Setting,
     Task,
     algorithm_of,
@@ -80,7 +81,7 @@ def find_task(name: str) -> Entry:
 
 def is_named(name: str) -> bool:
     """Whether there is a task of that name."""
-    return name in names(TASKS, GROUP)
+    return name in TASKS or name in names(TASKS, GROUP)
 
 
 def all_tasks() -> dict[str, Entry | Lazy]:
@@ -122,6 +123,7 @@ __all__ = [
     "PAPER",
     "TASKS",
     "Entry",
+    "OwnRows",
     "Setting",
     "Task",
     "algorithm_of",

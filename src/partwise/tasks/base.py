@@ -209,6 +209,18 @@ def fitting(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     }
 
 
+class OwnRows(NamedTuple):
+    """What a task's `load` does to each client's own rows, between a table and the training. Devices, which have a
+    table of their own, do the same.
+
+    columns: options of [data] -> columns that it needs, beside those that the model reads
+    prepare: (clients, options of [data]) -> the same clients with the rows that they train on, in their order
+    """
+
+    columns: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda options: ()
+    prepare: Callable[[ClientStore, Mapping[str, Any]], ClientStore] = lambda store, options: store
+
+
 class Entry(NamedTuple):
     """A named task.
 
@@ -217,6 +229,7 @@ class Entry(NamedTuple):
     defaults: the task's defaults, as far as they are known without its data, for `partwise settings`
     presets:  likewise for its presets, including the options of [data] that a preset changes
     example:  options with which `settings` makes a small model, to find its key spaces without data
+    own:      what `load` does to each client's own rows; by default nothing
     """
 
     summary: str
@@ -225,6 +238,7 @@ class Entry(NamedTuple):
     defaults: Mapping[str, Any] | None = None
     presets: Mapping[str, Mapping[str, Any]] = {}
     example: Mapping[str, Any] = {}
+    own: OwnRows = OwnRows()
 
 
 Load = TypeVar("Load", bound=Callable[..., Task])

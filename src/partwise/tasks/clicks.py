@@ -8,6 +8,7 @@ item, for targets and histories. The networks are shared.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import jax
@@ -19,8 +20,8 @@ from partwise.data.loaders import amazon_clicks
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Entry, Setting, Task, fitted
-from partwise.types import Limits
+from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Entry, OwnRows, Setting, Task, fitted
+from partwise.types import Limits, UserError
 
 ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
 HIDDEN = (80, 40)
@@ -132,4 +133,13 @@ def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, 
     return task._replace(presets=presets)
 
 
-CLICKS = Entry("clicks", load, settings, DEFAULTS, PRESETS, EXAMPLE)
+def own_rows(store: ClientStore, options: Mapping[str, Any]) -> ClientStore:
+    """Raises `UserError`: which of a user's rows are for training depends on the file that the histories were made
+    of."""
+    raise UserError(
+        "the task 'clicks' trains on the first part of each user's rows, and a table of examples does not say "
+        "which these are: give the training rows as a store, --data store:FOLDER (`ClientStore.save` writes one)"
+    )
+
+
+CLICKS = Entry("clicks", load, settings, DEFAULTS, PRESETS, EXAMPLE, OwnRows(prepare=own_rows))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from partwise.data.loaders import movielens_ratings
 from partwise.tasks import ratings
-from partwise.tasks.base import Entry, Task, takes_options_of
+from partwise.tasks.base import Entry, OwnRows, Task, takes_options_of
 from partwise.tasks.ratings import ratings_task
 
 
@@ -27,7 +27,13 @@ def load_seen(data: str | None = None, **options: Any) -> Task:
 
 
 MOVIELENS = Entry(
-    "MovieLens, unseen users", load, ratings.settings, ratings.DEFAULTS, ratings.PRESETS, ratings.EXAMPLE
+    "MovieLens, unseen users",
+    load,
+    ratings.settings,
+    ratings.DEFAULTS,
+    ratings.PRESETS,
+    ratings.EXAMPLE,
+    ratings.OWN,
 )
 SEEN = Entry(
     "MovieLens, seen users",
@@ -36,4 +42,8 @@ SEEN = Entry(
     ratings.DEFAULTS_SEEN,
     ratings.PRESETS_SEEN,
     ratings.EXAMPLE,
+    OwnRows(
+        lambda options: ("time",),
+        lambda store, options: ratings.training_rows(store, {**options, "seen": True}),
+    ),
 )

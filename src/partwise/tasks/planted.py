@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from partwise.data.generated.rating_law import oracle
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore
 from partwise.tasks import ratings
-from partwise.tasks.base import COUNTS, SEEDS, Entry, Task, check_memory, takes_options_of
+from partwise.tasks.base import COUNTS, SEEDS, Entry, OwnRows, Task, check_memory, takes_options_of
 from partwise.tasks.ratings import ratings_task
 from partwise.types import Limits, UserError
 
@@ -85,6 +86,17 @@ def _indices(subset: Subset) -> Any:
     return lambda n: subset.index(np.arange(subset.count(n)), n)
 
 
+def own_rows(store: ClientStore, options: Mapping[str, Any]) -> ClientStore:
+    """Rows of a client that was not generated: there is no table whose order and cut could be those of the task, so
+    all are for training, as they come, up to `max_examples`."""
+    return ratings.training_rows(store, {**options, "order": "as is", "seen": False})
+
+
 PLANTED = Entry(
-    "planted ratings", load, ratings.settings, ratings.DEFAULTS | DEFAULTS, example=ratings.EXAMPLE
+    "planted ratings",
+    load,
+    ratings.settings,
+    ratings.DEFAULTS | DEFAULTS,
+    example=ratings.EXAMPLE,
+    own=OwnRows(prepare=own_rows),
 )

@@ -21,10 +21,12 @@ from partwise.tasks.base import (
     PAPER,
     SEEDS,
     Entry,
+    OwnRows,
     Setting,
     Task,
     check_limits,
     fitted,
+    keyword_options,
     takes_options_of,
 )
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -150,7 +152,7 @@ def ratings_task(
     _check_store(store)
     ordered = _in_order(store, order, seed)
     if seen:
-        parts = holdout.by_order(ordered, by="time" if "time" in store.columns else None)
+        parts = _by_order(ordered)
         parts = (_in_order(parts[0], order, seed).cap(max_examples), *parts[1:])
     else:
         parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
@@ -226,6 +228,31 @@ def _in_order(store: ClientStore, order: str, seed: int) -> ClientStore:
     return copied.with_columns(user=np.repeat(np.arange(copied.num_clients, dtype=np.int32), copied.counts))
 
 
+def _by_order(store: ClientStore) -> tuple[ClientStore, ...]:
+    """Each client's examples cut into training, validation and test, by time if there is a time."""
+    return holdout.by_order(store, by="time" if "time" in store.columns else None)
+
+
+def training_rows(store: ClientStore, options: Mapping[str, Any]) -> ClientStore:
+    """What `ratings_task` makes of training clients, with these of its options."""
+    known = keyword_options(ratings_task)
+    used = {
+        name: options.get(name, known[name].default) for name in ("order", "seed", "max_examples", "seen")
+    }
+    check_limits(ratings_task, used)
+    ordered = _in_order(store, used["order"], used["seed"])
+    if used["seen"]:
+        ordered = _in_order(_by_order(ordered)[0], used["order"], used["seed"])
+    return ordered.cap(used["max_examples"])
+
+
+def _more_columns(options: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("time",) if options.get("order") == "time" or options.get("seen") else ()
+
+
+OWN = OwnRows(_more_columns, training_rows)
+
+
 @takes_options_of(ratings_task, but=("name", "defaults"))
 def load(
     data: str | None = None,
@@ -283,4 +310,4 @@ def _check_named(data: str, named: Mapping[str, str], there: Sequence[str]) -> N
     )
 
 
-RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE)
+RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE, OWN)
