@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from partwise.algorithm import init_params
@@ -80,6 +81,41 @@ def test_messages_are_what_is_counted_but_for_their_headers(psi):
     assert 0 < done.bytes_up - (served.bytes_up - KEY_BYTES * served.requests) < 3 * 600
 
 
+def test_private_messages_are_what_is_counted_but_for_their_headers():
+    pytest.importorskip("numba", reason="the extra `privacy` is not installed")
+    from partwise.privacy.sealing import new_sealing_key
+    from partwise.privacy.two_servers import Agreement, TableForm
+    from partwise.selection.serving import sizes_of
+    from partwise.server.messages import About, open_message
+    from partwise.server.private_slices import (
+        ask_privately,
+        bucketed,
+        helper_answer,
+        plain_rows,
+        row_bytes,
+        write_joined,
+    )
+
+    task, config = resolve("planted", None, {**PLANTED, "privacy.keys": 7})
+    prepared = prepare(task, config)
+    algorithm = prepared.build(prepared.rates)
+    partition, rng = algorithm.partition, round_rng(0, INIT_ROUND)
+    params = init_params(algorithm, rng)
+    agreement = Agreement("run", 1, 0, {"item": TableForm(30, 7, 4, row_bytes(partition, "item"))})
+    private, public = new_sealing_key()
+    question = ask_privately(agreement, public, About(task="one"), {"item": np.array([3, 5])})
+    tables = bucketed(agreement, 0, plain_rows(partition, params))
+    sizes = sizes_of(partition, algorithm.choose)
+    arrays = open_message("private", question.message)[0]
+    theirs = helper_answer(agreement, private, tables, 0, "one", arrays["#sealed"].tobytes())
+    seeds = {"item": arrays["#first:item"].tobytes()}
+    answer = write_joined(agreement, partition, params, tables, seeds, theirs, rng, About(task="one"))
+    assert sum(each.nbytes for each in arrays.values()) == sizes.seeds + sizes.sealed
+    assert (
+        sum(each.nbytes for each in open_message("slices", answer)[0].values()) == sizes.fixed + sizes.answer
+    )
+
+
 @pytest.mark.parametrize(("task", "changes"), [("tags-planted", TAGS), ("writers", WRITERS)])
 def test_other_tasks(task, changes):
     told = compare_serving(task, None, changes, rounds=2)
@@ -90,7 +126,8 @@ def test_other_tasks(task, changes):
         ("on_demand", "take"),
     ]
     assert told["best"]["down"] == [("on_demand", "int8"), ("pregenerated", "int8")]
-    assert told["best"]["work"] == told["best"]["private"] == ["broadcast"]
+    assert told["best"]["work"] == ["broadcast"]
+    assert told["best"]["private"] == ["broadcast", "private"]
     assert told["best"]["work_per_round"]["pregenerated"] == sum(told["keys"].values())
 
 
