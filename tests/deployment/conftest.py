@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import uvicorn
 from partwise.algorithms.registry import prepare
 from partwise.cli import main
 from partwise.deployment.auth import DeviceKey, KeyRow
+from partwise.deployment.bodies import unpack
 from partwise.deployment.certificates import make_certificates
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
@@ -29,12 +31,17 @@ from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
 
 
-@contextlib.contextmanager
 def serving(hub, offer, certificates=None, **more):
+    """The server of a run in a thread; its URL."""
+    return serving_app(application(hub, offer, **more), certificates)
+
+
+@contextlib.contextmanager
+def serving_app(app, certificates=None):
     """A uvicorn server in a thread; its URL."""
     tls = {"ssl_certfile": certificates.server, "ssl_keyfile": certificates.key} if certificates else {}
     config = uvicorn.Config(
-        application(hub, offer, **more),
+        app,
         host="127.0.0.1",
         port=0,
         log_level="error",
@@ -57,6 +64,12 @@ def serving(hub, offer, certificates=None, **more):
 def serve():
     """`with serve(hub, offer) as url`."""
     return serving
+
+
+@pytest.fixture(scope="session")
+def serve_app():
+    """`with serve_app(application) as url`."""
+    return serving_app
 
 
 @pytest.fixture(scope="session")
@@ -243,10 +256,10 @@ class Fleet:
     def __init__(self, stack, folder, task, settings, journal=None):
         self.stack, self.folder, self.journal = stack, folder, journal
         found, config = resolve(task, None, settings)
-        found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
+        by_name = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
         whole = {"deploy.population": found.train.num_clients, "deploy.fresh": 1e6}
         self.config = config.changed({name: whole[name] for name in whole if name not in settings})
-        self.prepared = prepare(found, self.config)
+        self.prepared = prepare(by_name, self.config)
         found_run(found, self.config, folder / "run")
         self.certificates = make_certificates(folder)
 
@@ -294,7 +307,7 @@ class Fleet:
         self.stack.callback(hub.close)
         return hub
 
-    def finish(self, devices, patience: float = 240) -> None:
+    def finish(self, devices, patience: float = 900) -> None:
         """Wait until the devices have heard that the run has ended."""
         until(lambda: all(device.popen.poll() is not None for device in devices), patience)
         for device in devices:
@@ -309,6 +322,11 @@ class Fleet:
         records, told = [record for call in plain.run(rounds) for record in call], hub.records()
         assert [each["clients"] for each in told] == [record.clients for record in records]
         assert [each["loss"] for each in told] == [record.loss for record in records]
+        if self.config.serving.way == "on_demand":
+            sizes = [
+                (each["bytes_down"], each["bytes_up"] - 16 * each["reports"]) for each in told
+            ]  # four sums
+            assert sizes == [(record.bytes_down, record.bytes_up) for record in records]
         for path, leaf in plain.state.params.items():
             np.testing.assert_array_equal(np.asarray(hub.state(rounds).params[path]), np.asarray(leaf))
         return told
@@ -328,8 +346,9 @@ class Process(NamedTuple):
         return [line for line in self.log.read_text().splitlines() if line.startswith(begin)]
 
 
-def until(done, patience: float = 120):
-    """Wait until this returns something, and return that."""
+def until(done, patience: float = 600):
+    """Wait until this returns something, and return that. The patience is for tests that would hang:
+    machines may be busy."""
     end = time.monotonic() + patience
     while not (found := done()):
         assert time.monotonic() < end, "it takes too long"
@@ -348,3 +367,71 @@ def fleet(tmp_path):
     """A function that founds a run: `fleet(task, settings, journal)`. Its processes are killed at the end."""
     with contextlib.ExitStack() as stack:
         yield lambda task, settings, journal=None: Fleet(stack, tmp_path, task, settings, journal)
+
+
+class Message(NamedTuple):
+    """A request or an answer, as it travelled."""
+
+    head: bytes
+    body: bytes
+
+    @property
+    def content(self) -> bytes:
+        """Its body, unpacked."""
+        coding = re.search(rb"(?i)content-encoding: (\w+)", self.head)
+        return unpack(self.body, coding[1].decode() if coding else "", 1 << 26)
+
+
+class Tap:
+    """A proxy that forwards bytes, and keeps them, by connection and direction."""
+
+    def __init__(self, url: str):
+        host, port = url.removeprefix("http://").split(":")
+        self._server, self._to = socket.create_server(("127.0.0.1", 0)), (host, int(port))
+        self.url = "http://{}:{}".format(*self._server.getsockname())
+        self.up: list[bytearray] = []
+        self.down: list[bytearray] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            device = self._server.accept()[0]
+            server = socket.create_connection(self._to)
+            for kept, ends in ((self.up, (device, server)), (self.down, (server, device))):
+                kept.append(bytearray())
+                threading.Thread(target=forward, args=(*ends, kept[-1]), daemon=True).start()
+
+    def exchanges(self) -> list[tuple[str, Message, Message]]:
+        """All requests with their kinds and answers."""
+        found = []
+        for up, down in zip(self.up, self.down, strict=True):
+            for request, answer in zip(messages(up), messages(down), strict=True):
+                assert answer.head.startswith(b"HTTP/1.1 200 ")
+                path = request.head.split()[1].decode()
+                found.append((path.rpartition("/")[2], request, answer))
+        return found
+
+
+def forward(source: socket.socket, target: socket.socket, kept: bytearray) -> None:
+    while data := source.recv(1 << 16):
+        kept += data
+        target.sendall(data)
+    target.shutdown(socket.SHUT_WR)
+
+
+def messages(stream: bytearray) -> list[Message]:
+    """The messages of one direction of a connection."""
+    found, start = [], 0
+    while start < len(stream):
+        end = stream.index(b"\r\n\r\n", start) + 4
+        head = bytes(stream[start:end])
+        size = re.search(rb"(?i)content-length: (\d+)", head)
+        start = end + (int(size[1]) if size else 0)
+        found.append(Message(head, bytes(stream[end:start])))
+    return found
+
+
+@pytest.fixture(scope="session")
+def tap():
+    """`tap(url)` is a proxy before a server, which keeps what travels."""
+    return Tap

@@ -20,13 +20,14 @@ from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator, Wait, Work
 from partwise.deployment.journal import Journal
 from partwise.deployment.memory_book import MemoryBook
-from partwise.deployment.rules import Rules, parse_needs
+from partwise.deployment.rules import Rules, make_rules, parse_needs
 from partwise.device import Device
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.randomness import INIT_ROUND, round_rng
+from partwise.runs.resolve import resolve
 from partwise.server import optimizers
-from partwise.server.cohort import Recruiting
+from partwise.server.cohort import Recruiting, poisson
 from partwise.server.messages import send, write_metrics
 from partwise.server.round import Accepted, Refused, Server
 from partwise.server.total import Contribution
@@ -328,6 +329,72 @@ def test_lost_devices_do_not_hold_up_a_round_that_has_its_quorum(transactions):
     assert desk.accept(f"device {c}", report_for(late), 11.0).reason == "closed"
 
 
+def test_a_task_that_is_declined_is_lost_at_once(transactions):
+    desk = begun(transactions)
+    a, b, c = desk.invited()
+    work(desk, a), work(desk, b)
+    task = desk.poll(f"device {c}", 0.0).jobs[0].invitation
+    assert desk.decline(f"device {a}", task.about.task).reason == "task"
+    assert desk.decline("nobody", task.about.task).reason == "task"
+    assert desk.decline(f"device {c}", "nothing").reason == "task"
+    assert desk.due("p", 1.0) is None
+    for _ in range(2):  # it may not have heard
+        assert desk.decline(f"device {c}", task.about.task) is None
+    assert isinstance(desk.poll(f"device {c}", 1.0), Wait)
+    assert desk.grant(f"device {c}", task.about.task, KEYS, 1.0).reason == "declined"
+    assert desk.accept(f"device {c}", report_for(task), 1.0).reason == "declined"
+    done = closed(desk, 1.0)
+    assert (int(done.total.clients), done.missing) == (2, 1)
+    assert desk.decline(f"device {c}", task.about.task) is None
+
+
+def test_what_has_reported_or_is_closed_cannot_be_declined(transactions):
+    desk = begun(transactions, quorum=1)
+    a, b, c = desk.invited()
+    given = {name: desk.poll(f"device {name}", 0.0).jobs[0].invitation.about.task for name in (a, b)}
+    work(desk, a)
+    assert desk.decline(f"device {a}", given[a]).reason == "duplicate"
+    closed(desk, 50.0)
+    assert desk.decline(f"device {b}", given[b]).reason == "closed"
+    assert {task.client: task.state for task in desk.tasks(0, 0)} == {a: "reported", b: "closed", c: "closed"}
+
+
+def test_a_round_whose_tasks_are_declined_is_tried_again_at_its_deadline(transactions):
+    desk = begun(transactions)
+    for task in desk.tasks():
+        assert desk.decline(task.device, task.id) is None
+    assert desk.due("p", 1.0) is None
+    assert desk.round().phase == "open"
+    assert desk.due("p", 100.0) is None
+    assert (desk.round().attempt, desk.round().phase) == (1, "waiting")
+
+
+def test_a_sum_that_is_declined_is_lost_with_all_of_its_clients(transactions):
+    desk = sums_begun(transactions, recruiting=Recruiting(5), quorum=3)
+    [job] = desk.poll("device x", 0.0, most=10).jobs
+    desk.accept("device x", sum_for(job), 0.0)
+    assert desk.due("p", 1.0) is None
+    [job] = desk.poll("device y", 0.0, most=10).jobs
+    assert desk.decline("device y", job.invitation.about.task) is None
+    done = closed(desk, 1.0)
+    assert (int(done.total.clients), done.missing) == (3, 2)
+
+
+def test_an_evaluation_ends_without_those_who_decline(transactions):
+    desk = Deciding(transactions(), held_out=0.5, evaluate_every=1, rounds=1)
+    for name in (f"client {i}" for i in range(30)):
+        desk.present(f"device {name}", [name], 0.0)
+    desk.open(0.0)
+    for client in desk.invited():
+        work(desk, client)
+    closed(desk, 1.0)
+    for task in desk.tasks(1, 0, "evaluate"):
+        assert desk.evaluated(1.0) == []
+        assert desk.decline(task.device, task.id) is None
+    assert [row.metrics for row in desk.evaluated(1.0)] == ["{}"]
+    assert desk.round().phase == "ended"
+
+
 def test_at_the_deadline_a_quorum_closes_the_round_and_less_repeats_it(transactions):
     desk = begun(transactions, lease=1000)
     a, b, _ = desk.invited()
@@ -368,6 +435,20 @@ def test_one_process_closes_a_round_and_another_takes_over_if_it_dies(transactio
     assert desk.commit(taken, 62.0, "file")
     assert not desk.commit(dead, 62.0, "file")
     assert desk.round().number == 1
+
+
+def test_how_long_a_process_may_take_to_close_a_round_is_a_setting():
+    config = resolve("planted", None, {"deploy.closing": 5.0})[1]
+    assert make_rules(config).closing == 5.0
+    assert make_rules(resolve("planted", None, {})[1]).closing == 60.0
+    desk = begun(in_memory, closing=make_rules(config).closing)
+    for client in desk.invited():
+        work(desk, client)
+    assert desk.due("p", 1.0)
+    assert desk.due("q", 5.9) is None
+    assert desk.due("q", 6.0)
+    with pytest.raises(UserError, match=r"deploy.closing"):
+        resolve("planted", None, {"deploy.closing": 0})
 
 
 def test_a_process_that_could_not_close_a_round_tries_again_at_once(transactions):
@@ -484,6 +565,23 @@ def test_held_out_clients_evaluate_and_never_train(transactions):
     assert desk.evaluated(102.0) == []
 
 
+def test_clients_that_evaluate_are_as_many_as_a_cohort_however_cohorts_are_drawn(transactions):
+    sizes = {"train": set(), "evaluate": set()}
+    for seed in range(6):
+        recruiting = Recruiting(3, sampling=poisson())
+        desk = Deciding(transactions(), recruiting=recruiting, held_out=0.5, evaluate_every=1, seed=seed)
+        for name in (f"client {i}" for i in range(30)):
+            desk.present(f"device {name}", [name], 0.0)
+        assert desk.open(0.0)
+        for client in desk.invited():
+            work(desk, client)
+        sizes["train"].add(len(desk.invited()))
+        closed(desk, 1.0)
+        sizes["evaluate"].add(len(desk.tasks(1, 0, "evaluate")))
+    assert len(sizes["train"]) > 1
+    assert sizes["evaluate"] == {3}
+
+
 def test_a_report_that_is_counted_leaves_no_bytes(transactions):
     desk = begun(transactions)
     sent = {}
@@ -570,6 +668,22 @@ def test_stale_updates_count_less_and_too_stale_ones_are_refused(transactions):
     assert np.abs(moved[1.0]).max() < np.abs(moved[0.0]).max()
 
 
+def test_a_device_that_declines_makes_room_for_another(transactions):
+    """Even if its task is of a version that is too old to report."""
+    desk = buffering(transactions, 1, 2, rounds=9, stalest=0, lease=50)
+    desk.open(0.0)
+    a, b = at_work(desk)
+    late = desk.poll(f"device {b}", 0.0).jobs[0].invitation.about.task
+    work(desk, a)
+    closed(desk, 1.0)
+    assert desk.grant(f"device {b}", late, KEYS, 1.0).reason == "stale"
+    assert b in at_work(desk, 1.0)
+    assert desk.decline(f"device {b}", late) is None
+    assert at_work(desk, 1.0) == []
+    assert desk.open(1.0)
+    assert len(at_work(desk, 1.0)) == 2
+
+
 def test_a_lost_device_makes_room_for_another(transactions):
     desk = buffering(transactions, 1, 2, lease=10)
     desk.open(0.0)
@@ -621,6 +735,7 @@ class Federation(RuleBasedStateMachine):
         self.deciding = Deciding(lambda: contextlib.nullcontext(self.book), rounds=4)
         self.held: dict[str, object] = {}  # device -> what it was last given
         self.sent: dict[str, bytes] = {}  # task -> the report that was accepted
+        self.declined: set[str] = set()
         self.due: list = []
         self.counted: dict[int, set[str]] = {}
         self.state = init_server(ALGORITHM, jax.random.key(0))
@@ -660,6 +775,20 @@ class Federation(RuleBasedStateMachine):
             assert not wrong
             assert self.sent.setdefault(task, report) == report
 
+    @rule(name=st.sampled_from("abcde"), other=st.sampled_from("abcde"))
+    def declines(self, name, other):
+        if name not in self.held:
+            return
+        task = self.held[name].about.task
+        answer = self.deciding.decline(f"device {other}", task)
+        if answer is None:
+            assert name == other
+            assert task not in self.sent
+            self.declined.add(task)
+        elif name == other:
+            assert (answer.reason == "duplicate") == (task in self.sent)
+            assert task not in self.declined
+
     @rule(process=st.sampled_from("pq"))
     def begins_to_close(self, process):
         due = self.deciding.due(process, self.now)
@@ -683,6 +812,7 @@ class Federation(RuleBasedStateMachine):
         """Each accepted report is counted once, or waits, and is the one that was accepted."""
         for task in self.book._tasks.values():
             assert (task.state == "reported") == (task.id in self.sent)
+            assert (task.state == "declined") == (task.id in self.declined)
             if task.state == "reported":
                 assert task.digest == hashlib.sha256(self.sent[task.id]).hexdigest()
                 assert (task.report is None) == (task.counted is not None)

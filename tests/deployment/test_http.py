@@ -192,6 +192,17 @@ def test_a_client_of_another_device_is_refused_and_nothing_joins(quiet, enroll):
     HttpLink(url, enroll(hub)).join(["new"])
 
 
+def test_clients_move_to_a_new_device_when_the_key_of_the_old_one_is_revoked(quiet, enroll):
+    url, hub = quiet
+    lost, found = enroll(hub), enroll(hub)
+    HttpLink(url, lost).join(["moves"])
+    hub.keys.revoke(lost.device)
+    HttpLink(url, found).join(["stays", "moves"])
+    hub.poll(found.device).result()
+    there = hub.clerk.do(lambda book: book.present(0.0))
+    assert [row.name for row in there if row.device == found.device] == ["moves", "stays"]
+
+
 def test_a_key_survives_its_file_and_others_are_refused(tmp_path):
     key = DeviceKey.new()
     key.save(tmp_path / "key.pem")
@@ -221,3 +232,31 @@ def test_a_server_that_is_not_there_is_tried_again(setting, quiet, enroll):
         list(agent.run())
     assert len(waits) == 3
     assert waits[2] > waits[0]
+
+
+def test_a_certificate_that_is_not_trusted_is_a_mistake_at_first_and_waited_for_later(
+    setting, tmp_path, serve, enroll
+):
+    _, _, prepared = setting
+    hub, offer = opened(setting, tmp_path / "run")
+    good, other = (make_certificates(tmp_path / name) for name in ("good", "other"))
+    begin = lambda link, sleep: Agent(link, prepared.build(prepared.rates), prepared.store, sleep=sleep).run()
+    with serve(hub, offer, good) as url:
+        key = enroll(hub)
+        with pytest.raises(UserError, match=r"cannot be trusted .*: give --authority"):
+            next(begin(HttpLink(url, key, other.authority), time.sleep))
+        with pytest.raises(UnreachableError, match=r"URL begins with https://"):
+            HttpLink(url.replace("https", "http"), key).offer()
+        link, distrusting, waits = HttpLink(url, key, good.authority), HttpLink(url, key, other.authority), []
+
+        def wait(seconds):
+            waits.append(seconds)
+            link._pool = trusted
+
+        trusted = link._pool
+        agent = begin(link, wait)
+        assert next(agent).accepted
+        link._pool = distrusting._pool
+        assert next(agent).accepted
+        assert len(waits) == 1
+    hub.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 
 import pytest
 import sqlalchemy as sa
@@ -55,10 +56,33 @@ def test_an_older_journal_is_brought_up_to_date(first):
         journal = Journal(first, "run")
         with journal.transaction() as book:
             assert book.round() == RoundRow(3, 0, "open", 5.0)
+            assert book.letters(3, 0, 0) == {}
             assert book.task("t1") == TaskRow("t1", "train", 3, 0, 0, "ann", "phone")
             assert book.version(3) == VersionRow(3, "file", "{}")
             assert book.connection.execute(sa.text("SELECT tables FROM about")).scalar() == VERSION
         journal.close()
+
+
+def test_the_stage_of_a_round_and_its_letters_come_with_version_4(tmp_path):
+    """The table of rounds as version 3 had it."""
+    url = f"sqlite:///{tmp_path}/journal.db"
+    Journal(url, "run").close()
+    with sqlite3.connect(tmp_path / "journal.db") as connection:
+        for line in ("DROP TABLE letters", "UPDATE about SET tables = 3", "UPDATE round SET number = 7"):
+            connection.execute(line)
+        for column in ("stage", "staged"):
+            connection.execute(f"ALTER TABLE round DROP COLUMN {column}")
+    journal = Journal(url, "run")
+    with journal.transaction() as book:
+        assert book.round() == RoundRow(7)
+        book.put_round(RoundRow(7, stage=2, staged=5.0))
+        book.put_tasks([TaskRow("t1", "train", 7, 0, 0, "ann", "phone")])
+        book.put_letter("t1", 0, b"letter")
+    with journal.transaction() as book:
+        assert book.round() == RoundRow(7, stage=2, staged=5.0)
+        assert book.letters(7, 0, 0) == {"t1": b"letter"}
+        assert (book.letters(7, 1, 0), book.letters(7, 0, 1)) == ({}, {})
+    journal.close()
 
 
 def test_journals_of_others_and_of_the_future_are_refused(tmp_path):
@@ -117,3 +141,9 @@ def test_a_number_is_new_once(tmp_path):
         book.forget_nonces(1.5)
         assert book.is_new("phone", "7", 3.0)
     journal.close()
+
+
+def test_the_extra_of_a_database_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(UserError, match=r"partwise\[postgres\]"):
+        Journal("postgresql+psycopg://ann:secret@localhost/run", "run")

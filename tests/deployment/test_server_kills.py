@@ -89,7 +89,8 @@ def test_a_server_killed_twenty_times_trains_the_same_model(tmp_path, database, 
         done.extend(agent.run())
 
     shares = np.array_split(np.arange(prepared.store.num_clients), 4)
-    agents = [threading.Thread(target=work, args=pair) for pair in zip(keys, shares, strict=True)]
+    pairs = zip(keys, shares, strict=True)
+    agents = [threading.Thread(target=work, args=pair, daemon=True) for pair in pairs]
     for agent in agents:
         agent.start()
     moments = random.Random(7)

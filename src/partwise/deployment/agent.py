@@ -17,12 +17,13 @@ from pathlib import Path
 from partwise.algorithm import Algorithm
 from partwise.data.store import ClientStore
 from partwise.deployment.link import Link
-from partwise.deployment.offered import algorithm_of
+from partwise.deployment.offered import algorithm_of, least_examples
 from partwise.deployment.own_data import OwnTable
 from partwise.deployment.own_store import OwnStore, opened
 from partwise.deployment.page_reader import Reader
 from partwise.deployment.policy import policy_of, status
 from partwise.deployment.resident import Pace, Resident
+from partwise.deployment.secret import masking_of, secret_of
 from partwise.deployment.workplace import PRECISION, REFRESH, Worked, Workplace
 from partwise.types import UserError
 
@@ -37,6 +38,7 @@ def run_agent(
     id: str | None = None,
     most: int = 1,
     refresh: int = REFRESH,
+    helper_key: str | None = None,
 ) -> Iterator[Worked]:
     """Take part in a run with one's own table, until the run ends or the process is told to stop (SIGTERM).
 
@@ -48,6 +50,7 @@ def run_agent(
         id: The only client that is wanted; if the table does not name its clients, the client of all rows.
         most: For how many clients it asks for work at a time.
         refresh: After how many versions a local part is rebuilt, although the data is the same.
+        helper_key: The public key of the run's helper in hex; None: what the server says is believed.
 
     Yields:
         What came of every task.
@@ -56,11 +59,13 @@ def run_agent(
         raise UserError(f"most is {most} and refresh is {refresh}: give at least 1")
     ready = policy_of(policy)
     with stopping() as stop, opened(store) as own:
-        begin = lambda: _begin(link, data, id, own, refresh)
+        begin = lambda: _begin(link, data, id, own, refresh, helper_key)
         yield from Resident(link, begin, Pace(ready, most, stop.wait, stop.is_set, status)).run()
 
 
-def _begin(link: Link, data: str, id: str | None, own: OwnStore, refresh: int) -> Workplace:
+def _begin(
+    link: Link, data: str, id: str | None, own: OwnStore, refresh: int, helper_key: str | None = None
+) -> Workplace:
     """The workplace for what the server offers now."""
     offer = link.offer()
     table = OwnTable(offer, data, id)
@@ -68,7 +73,11 @@ def _begin(link: Link, data: str, id: str | None, own: OwnStore, refresh: int) -
     own.belong(offer.run, offer.model)
     precision = str(offer.settings.get("deploy.precision", PRECISION))
     reader = Reader(link.files(offer.files), own.place("files"), algorithm.partition)
-    return Workplace(link, algorithm, table.now, own, offer.run, refresh, precision, reader)
+    least, secret = least_examples(offer), secret_of(offer, algorithm, helper_key)
+    masking = masking_of(offer, algorithm)
+    return Workplace(
+        link, algorithm, table.now, own, offer.run, refresh, precision, reader, least, secret, masking
+    )
 
 
 @contextlib.contextmanager
@@ -111,8 +120,19 @@ class Agent:
         own: OwnStore | None = None,
     ):
         refresh = REFRESH if own else None
-        place = Workplace(link, algorithm, lambda: store, own or OwnStore(), refresh=refresh)
-        self._resident = Resident(link, lambda: place, Pace(ready, most, sleep))
+        kept = own or OwnStore()
+
+        def begin() -> Workplace:
+            offer = link.offer()
+            reader = Reader(link.files(offer.files), None, algorithm.partition)
+            more = {
+                "least": least_examples(offer),
+                "secret": secret_of(offer, algorithm),
+                "masking": masking_of(offer, algorithm),
+            }
+            return Workplace(link, algorithm, lambda: store, kept, refresh=refresh, reader=reader, **more)
+
+        self._resident = Resident(link, begin, Pace(ready, most, sleep))
 
     def run(self) -> Iterator[Worked]:
         """Work until the run ends. A server that does not answer is tried again, later and later."""

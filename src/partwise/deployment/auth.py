@@ -11,6 +11,7 @@ import base64
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -172,11 +173,21 @@ def verify_operator(headers: Mapping[str, str], key_of: Callable[[str], KeyRow |
 
 def new_token(name: str) -> tuple[str, KeyRow]:
     """A token for an operator of this name, and what the server keeps of it."""
-    if not name.isidentifier():
+    if not (name.isidentifier() and name.isascii()):
         raise UserError(f"an operator's name has letters, digits and _, not '{name}'")
     token = f"{name}.{secrets.token_urlsafe(32)}"
     public = hashlib.sha256(token.encode()).digest()
     return token, KeyRow(operator_id(name), public, name, role="operator")
+
+
+def read_token(path: str | Path) -> str:
+    """The token in a file, as `new_token` makes it."""
+    token = read_file(Path(path)).decode(errors="replace").strip()
+    if not re.fullmatch(r"\w+\.[\w-]+", token, re.ASCII):
+        raise UserError(
+            f"'{path}' holds no operator's token: `partwise enroll RUN --operator NAME` writes one"
+        )
+    return token
 
 
 def operator_id(name: str) -> str:

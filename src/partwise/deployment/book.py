@@ -7,13 +7,13 @@ The coordinator reads and writes these rows and nothing else. `Book` is what it 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 Phase = Literal["waiting", "open", "closing", "evaluating", "ended"]
 Lock = Literal["none", "share", "alone"]
 Kind = Literal["train", "evaluate"]
-TaskState = Literal["open", "leased", "reported", "closed"]
+TaskState = Literal["open", "leased", "reported", "declined", "closed"]
 
 
 class ClientRow(NamedTuple):
@@ -32,6 +32,8 @@ class RoundRow(NamedTuple):
     opened: float = 0.0
     closer: str = ""  # the process that closes it
     closing_until: float = 0.0  # if that process is not done by then, another one may
+    stage: int = 0  # of a round with masked sums (`deployment.stages`)
+    staged: float = 0.0  # when it began
 
 
 class VersionRow(NamedTuple):
@@ -76,6 +78,9 @@ class TaskCounts(NamedTuple):
     lost: int
 
 
+HasLeft = Callable[[str], bool]  # whether a device takes part no longer
+
+
 class Book(Protocol):
     """The rows, as one transaction sees them: all of its writes happen, or none."""
 
@@ -88,8 +93,9 @@ class Book(Protocol):
         """Replace it."""
         ...
 
-    def join(self, clients: Sequence[ClientRow]) -> list[str]:
-        """Add clients, unless some of them are another device's: then add none, and return their names."""
+    def join(self, clients: Sequence[ClientRow], has_left: HasLeft) -> list[str]:
+        """Add clients, unless some of them are another device's that has not left: then add none, and return their
+        names."""
         ...
 
     def see(self, device: str, now: float, ready: bool) -> None:
@@ -134,7 +140,7 @@ class Book(Protocol):
         ...
 
     def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
-        """Those of a round that have not reported will not any more."""
+        """Those of a round that have neither reported nor declined will not any more."""
         ...
 
     def buffered(self, most: int) -> list[TaskRow]:
@@ -156,6 +162,38 @@ class Book(Protocol):
 
     def forget(self, before: int) -> None:
         """Delete the tasks of versions before this one."""
+        ...
+
+    def members(self, number: int, attempt: int) -> list[TaskRow]:
+        """The training tasks of a round, by place, without bytes."""
+        ...
+
+    def close_some(self, tasks: Iterable[str]) -> None:
+        """Those of these tasks that have neither reported nor declined will not any more."""
+        ...
+
+    def hold(self, number: int, attempt: int, until: float) -> None:
+        """Those training tasks of a round that are not closed or declined are their devices' until then."""
+        ...
+
+    def put_letter(self, task: str, stage: int, body: bytes) -> None:
+        """Add the letter of a task in a stage, of which there is none yet."""
+        ...
+
+    def letter(self, task: str, stage: int) -> bytes | None:
+        """The letter of a task in a stage."""
+        ...
+
+    def letters(self, number: int, attempt: int, stage: int) -> dict[str, bytes]:
+        """The letters of a round in a stage, by task."""
+        ...
+
+    def writers(self, number: int, attempt: int, stage: int) -> set[str]:
+        """The tasks of these letters."""
+        ...
+
+    def drop_letters(self, tasks: Iterable[str] | None = None) -> None:
+        """Delete the letters of these tasks, or all."""
         ...
 
     def put_version(self, row: VersionRow) -> None:

@@ -26,10 +26,9 @@ class Certificates(NamedTuple):
     key: Path  # of the server, readable by its owner alone
 
 
-def make_certificates(
-    folder: Path, hosts: tuple[str, ...] = ("localhost", "127.0.0.1"), days: int = 30
-) -> Certificates:
+def make_certificates(folder: str | Path, hosts: tuple[str, ...] = LOCAL, days: int = 30) -> Certificates:
     """Make an authority and a server's certificate for these hosts. The authority's key is not kept."""
+    folder = Path(folder)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "partwise local authority")])
     own = _begun(issuer, issuer, authority.public_key(), days)

@@ -2,7 +2,8 @@
 
 A round is *open* while its tasks are worked on, *closing* while a process adds up its reports, and the next one
 *waits* until enough clients are there. A device takes a task with a *lease*; a lease that ends without a report
-means that the device is lost for this round, unless it comes back before the round closes. A round closes
+means that the device is lost for this round, unless it comes back before the round closes. A device that *declines*
+a task is lost for it at once. A round closes
 
 * when all its tasks have reported, or as many as the cohort needs (over-selection),
 * when all that have not reported are lost, and the quorum has reported,
@@ -20,6 +21,8 @@ If devices report sums (`Rules.reports`), clients are drawn as always, and a dev
 clients that were drawn. Cohort, quorum, over-selection and lost devices are counted in clients, those of a task
 together: with over-selection, a round may so end with more clients than the cohort needs. A report may leave out
 clients that the device does not have any more; its task has reported all the same.
+
+If sums are masked, an open round goes through the stages of `deployment.stages`.
 """
 
 from __future__ import annotations
@@ -27,54 +30,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
 from partwise.checkpoint import from_bytes, to_bytes
-from partwise.deployment.book import Book, ClientRow, Kind, RoundRow, TaskRow, VersionRow
+from partwise.deployment.book import Book, ClientRow, HasLeft, Kind, RoundRow, TaskRow, VersionRow
+from partwise.deployment.jobs import MASK, Due, Job, Verdict, Wait, Work
 from partwise.deployment.rules import Rules
+from partwise.deployment.stages import MaskedRounds, not_now, try_again
 from partwise.randomness import round_rng
-from partwise.server.cohort import Recruiting, recruit
+from partwise.server.cohort import FIXED, Recruiting, recruit
+from partwise.server.masked_form import MaskedForm
 from partwise.server.messages import About, Invitation, about, read_metrics
 from partwise.server.round import Accepted, Closed, Refused, Reported, Server, wrong_keys, wrong_place
 from partwise.server.step import ServerState
+from partwise.server.total import Total
 from partwise.types import UserError
-
-
-class Job(NamedTuple):
-    """One task, as a device is told: train or evaluate for a client, or train several and report their sum (then
-    the invitation's client is "")."""
-
-    kind: Kind
-    invitation: Invitation
-    slices: str = ""  # the file that leads to the slices, if they are files
-    clients: tuple[str, ...] = ()  # all clients of the task
-
-
-class Work(NamedTuple):
-    """What a device is given: tasks for some of its clients, and how many seconds it has for each of them."""
-
-    jobs: Sequence[Job]
-    lease: float
-
-
-class Wait(NamedTuple):
-    """Nothing to do now: ask again after so many seconds; `ended` says that there will be nothing any more."""
-
-    seconds: float
-    ended: bool = False
-
-
-class Due(NamedTuple):
-    """A round that this process is to close now, with what was asked for and reported, in the cohort's order."""
-
-    round: RoundRow
-    tasks: Sequence[TaskRow]
-
-
-Verdict = Literal["open", "close", "repeat"]
 
 
 class Coordinator:
@@ -82,12 +54,20 @@ class Coordinator:
 
     def __init__(self, server: Server, rules: Rules):
         self.server, self.rules = server, rules.check()
+        self.stages = MaskedRounds(server.run, self.rules) if isinstance(server.sealed, MaskedForm) else None
 
     # Devices
 
-    def join(self, book: Book, device: str, clients: Iterable[str]) -> Refused | None:
-        """A device says which clients it has. If one of them is another device's, none joins."""
-        others = book.join([ClientRow(name, device) for name in clients])
+    def join(
+        self,
+        book: Book,
+        device: str,
+        clients: Iterable[str],
+        has_left: HasLeft = lambda device: False,
+    ) -> Refused | None:
+        """A device says which clients it has. If one of them is another device's, none joins, unless that device
+        takes part no longer: then the client has moved."""
+        others = book.join([ClientRow(name, device) for name in clients], has_left)
         return Refused("client", f"client '{others[0]}' is on another device") if others else None
 
     def poll(self, book: Book, device: str, now: float, ready: bool = True, most: int = 1) -> Work | Wait:
@@ -123,6 +103,15 @@ class Coordinator:
         book.put_tasks([row])
         return row
 
+    def renew(self, book: Book, device: str, task: str, now: float) -> TaskRow | Refused:
+        """A device is at work on a task: its lease begins anew."""
+        row = self._current(book, device, task)
+        if isinstance(row, Refused):
+            return row
+        row = row._replace(state="leased", lease_until=now + self.rules.lease)
+        book.put_tasks([row])
+        return row
+
     def accept(self, book: Book, device: str, report: bytes, now: float) -> Accepted | Refused:
         """A device reports. What it reported before is accepted again, without effect: it may not have heard."""
         try:
@@ -135,13 +124,28 @@ class Coordinator:
             return row
         if row.state == "reported":
             return Accepted(_one(row), valid=True)
-        found = self._read(row, report)
+        refused = not_now(book.round("share"), row, MASK) if self.stages else None
+        found = refused or self._read(row, report)
         if isinstance(found, Refused):
             return found
         keys, valid = found
         done = row._replace(state="reported", report=report, digest=digest, keys=keys, lease_until=now)
         book.put_tasks([done])
         return Accepted(_one(row), valid)
+
+    def decline(self, book: Book, device: str, task: str) -> Refused | None:
+        """A device will not do a task, which is lost at once. Declining again has no effect: the device may not
+        have heard."""
+        book.round("share")
+        row = book.task(task)
+        if row is None or row.device != device:
+            return Refused("task", f"this device has no task {task}")
+        if row.state == "reported":
+            return Refused("duplicate", f"task {task} has reported already")
+        if row.state == "closed":
+            return Refused("closed", f"task {task} came too late: its round is closed")
+        book.put_tasks([row._replace(state="declined", lease_until=0.0)])
+        return None
 
     def _read(self, row: TaskRow, report: bytes) -> tuple[bytes | None, bool] | Refused:
         """The keys of a report's rows, and whether it is valid."""
@@ -155,7 +159,8 @@ class Coordinator:
         found = self.server.read(self.about(row), keys, report, row.clients)
         if isinstance(found, Refused):
             return found
-        return row.keys if row.keys is not None else to_bytes(found.keys), bool(found.sent.valid)
+        named = row.keys is None and not self.server.sealed  # the report has told its keys
+        return to_bytes(found.keys) if named else row.keys, bool(found.sent.valid)
 
     # Rounds
 
@@ -180,10 +185,11 @@ class Coordinator:
         number = min(wanted, len(there)) if row.phase == "open" else wanted
         if number < 1 or len(there) < number:
             return False
-        chosen = self._drawn(there, number, row)
+        sampling = FIXED if self.rules.buffer else self.rules.recruiting.sampling
+        chosen = self._drawn(there, Recruiting(number, sampling=sampling), row)
         book.put_tasks(self._tasks("train", chosen, row.number, row.attempt, now + self.rules.lease))
         attempt = row.attempt + 1 if self.rules.buffer else row.attempt
-        book.put_round(row._replace(phase="open", opened=row.opened or now, attempt=attempt))
+        book.put_round(row._replace(phase="open", opened=row.opened or now, attempt=attempt, staged=now))
         return True
 
     def due(self, book: Book, process: str, now: float) -> Due | None:
@@ -195,10 +201,13 @@ class Coordinator:
         verdict = self._verdict(book, row, process, now)
         if verdict == "open":
             return None
+        if verdict == "next" and self.stages:
+            self.stages.advance(book, row, now)
+            return None
         if not self.rules.buffer:
             book.close_tasks("train", row.number, row.attempt)
         if verdict == "repeat":
-            book.put_round(RoundRow(row.number, row.attempt + 1))
+            try_again(book, row)
             return None
         row = row._replace(phase="closing", closer=process, closing_until=now + self.rules.closing)
         book.put_round(row)
@@ -206,12 +215,23 @@ class Coordinator:
             return Due(row, book.buffered(self.rules.buffer))
         return Due(row, book.tasks("train", row.number, row.attempt))
 
-    def close(self, state: ServerState, due: Due) -> Closed:
-        """Add up what was reported. It needs no book, and the same reports always give the same bits."""
+    def repeat(self, book: Book, due: Due) -> None:
+        """Try a round again with other clients that this process could not close."""
+        row = book.round("alone")
+        if (row.number, row.phase, row.closer) == (due.round.number, "closing", due.round.closer):
+            try_again(book, row)
+
+    def close(self, state: ServerState, due: Due, total: Total | None = None) -> Closed:
+        """Add up what was reported. It needs no book, and the same reports always give the same bits. If reports
+        are sealed, `total` is their sum."""
         number = due.round.number
         now = self.server.begin(state, number, self.rng(number), self.rules.seed)
+        if total is not None:
+            reports = [task for task in due.tasks if task.report is not None]
+            sizes = [len(task.report or b"") for task in reports]
+            now.include_sum(total, sum(task.clients for task in reports), sum(sizes))
         for task in due.tasks:
-            if task.report is not None:
+            if task.report is not None and total is None:
                 keys = from_bytes(task.keys)[0] if task.keys else None
                 found = self.server.read(self.about(task), keys, task.report, task.clients)
                 if not isinstance(found, Reported):
@@ -233,6 +253,8 @@ class Coordinator:
             return False
         number = row.number + 1
         book.count((task.id for task in due.tasks if task.report is not None), number)
+        if self.stages:
+            book.drop_letters()
         book.forget(number - max(self.rules.keep, self.rules.stalest if self.rules.buffer else 0))
         last = number >= self.rules.rounds
         every = self.rules.evaluate_every
@@ -248,11 +270,12 @@ class Coordinator:
     # Evaluation
 
     def _evaluate(self, book: Book, number: int, now: float) -> bool:
-        """Give held-out clients a version to evaluate. False if none of them is there."""
+        """Give held-out clients a version to evaluate: as many as a cohort has, however cohorts are drawn. False if
+        none of them is there."""
         there = [each for each in book.present(now - self.rules.fresh) if self.rules.is_held_out(each.name)]
         size = min(len(there), self.rules.recruiting.size)
         if size:
-            chosen = self._drawn(there, size, RoundRow(number))
+            chosen = self._drawn(there, Recruiting(size), RoundRow(number))
             book.put_tasks(self._tasks("evaluate", chosen, number, 0, now + self.rules.deadline))
         return bool(size)
 
@@ -290,15 +313,10 @@ class Coordinator:
             return self.rules.num_asked
         return self.rules.concurrency - len(book.busy(now))
 
-    def _drawn(self, there: Sequence[ClientRow], size: int, row: RoundRow) -> list[ClientRow]:
+    def _drawn(self, there: Sequence[ClientRow], wanted: Recruiting, row: RoundRow) -> list[ClientRow]:
         """Clients, by the seed and the round. Whether one has enough examples, its device knows."""
-        sampling = self.rules.recruiting.sampling
-        wanted = (
-            Recruiting(size, sampling=sampling)
-            if size == self.rules.recruiting.asked and not self.rules.buffer
-            else Recruiting(size)
-        )
-        cohort = recruit(wanted, np.zeros(len(there)), self.rules.seed, row.number + (row.attempt << 32))
+        seed = self.rules.seed if self.rules.drawing is None else self.rules.drawing
+        cohort = recruit(wanted, np.zeros(len(there)), seed, row.number + (row.attempt << 32))
         return [there[place] for place in cohort.clients]
 
     def _tasks(
@@ -327,7 +345,11 @@ class Coordinator:
             return "open"
         if self.rules.buffer:
             return "close" if book.num_buffered() >= self.rules.buffer else "open"
+        if self.stages:
+            return self.stages.verdict(book, row, now)
         tally, wanted = book.tally("train", row.number, row.attempt, now), self.rules.recruiting
+        if tally.clients < self.rules.least:
+            return "repeat"
         if tally.reported >= (wanted.size if wanted.over_selection > 1 else tally.clients):
             return "close"
         over = now >= row.opened + self.rules.deadline
@@ -345,6 +367,8 @@ class Coordinator:
         if row.state == "reported":
             same = digest is not None and row.digest == digest
             return row if same else Refused("duplicate", f"task {task} has reported already")
+        if row.state == "declined":
+            return Refused("declined", f"this device has declined task {task}")
         if row.state == "closed" or (row.kind == "train" and here.phase == "ended"):
             return Refused("closed", f"task {task} came too late: its round is closed")
         if row.kind == "train" and here.number - row.number > self.rules.stalest:

@@ -19,16 +19,29 @@ from partwise.algorithm import Algorithm, init_server
 from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
+from partwise.config.protection import protection
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.files import open_place
+from partwise.deployment.helper_link import HelperLink
 from partwise.deployment.hub import Hub, Publisher
 from partwise.deployment.journal import Journal
 from partwise.deployment.link import Offer
 from partwise.deployment.offered import algorithm_of as algorithm_of
 from partwise.deployment.offered import algorithm_with
+from partwise.deployment.promise import (
+    check_promise,
+    cohort_seed,
+    keep_cohort_seed,
+    known_heats,
+    least_of,
+    make_masked,
+    make_pair,
+    own_noise,
+    promised_config,
+)
 from partwise.deployment.publisher import PagePublisher, WholePublisher
 from partwise.deployment.rules import make_rules
 from partwise.model.partition import Partition
@@ -36,7 +49,7 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
-from partwise.selection.key_heat import count_heats, load_heats, save_heats
+from partwise.selection.key_heat import load_heats, save_heats
 from partwise.server.round import Server
 from partwise.simulation.kept import check_keys_stay
 from partwise.tasks import Task
@@ -56,18 +69,22 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     """
     make_rules(config)
     _check_deployable(task, config)
+    config = promised_config(config, task.train.num_clients)
     prepared, folder = prepare(task, config), Folder(out)
     algorithm = prepared.build(prepared.rates)
     if config.deploy.reports == "sum":
         check_keys_stay(algorithm)
-    by = "samples" if config.server.weighting == "examples" else "clients"
-    heats = count_heats(prepared.store, algorithm.partition, by)
+    heats = known_heats(config, algorithm.partition, prepared.store)
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.held():
         folder.check_free()
         save_heats(folder.path / HEAT_FILE, heats)
-        start = init_server(algorithm, round_rng(config.seed, INIT_ROUND))
+        # What the server will have: no examples, and the heat that was just counted, which may have secret noise.
+        known = only_known(source_of(task.train), prepared.store.num_clients, {HEATS: heats})
+        serving = algorithm_with(config, task.options, known)
+        start = init_server(serving, round_rng(config.seed, INIT_ROUND))
         save_tree(folder.path / START_FILE, start, {"round": 0})
+        keep_cohort_seed(folder.path, config)
         folder.start(
             config,
             task.options,
@@ -79,6 +96,7 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
 
 def _check_deployable(task: Task, config: Config) -> None:
     """Raise `UserError` if the algorithm needs what devices do not know: the number of a client among all."""
+    check_promise(config)
     trains = find_algorithm(config.algorithm).trains
     setting = task.stateful if trains == "stateful" else task.personal
     if setting is not None and setting.own_spaces:
@@ -103,7 +121,8 @@ def open_run(
     files: str = "",
     place: str = "",
     clock: Callable[[], float] = time.time,
-    **rules: Any,
+    helper: HelperLink | None = None,
+    **changes: Any,
 ) -> Opened:
     """The server's side of a run, from its folder.
 
@@ -113,13 +132,21 @@ def open_run(
         files: The URL at which devices find the files of slices (default: the server itself).
         place: Where files of slices are written, a folder or an s3:// URL (default: in the folder).
         clock: Seconds since some moment, the same for all servers of a run.
-        **rules: Other values of `deployment.rules.Rules` than the configuration says.
+        helper: The way to the second server, if the run has two.
+        **changes: Other values of `deployment.rules.Rules` than the configuration says.
     """
     folder = Folder(path)
     config, source, options = folder.config(), folder.source(), folder.model_options()
     heats = load_heats(folder.path / HEAT_FILE)
     algorithm = algorithm_with(config, options, only_known(source, folder.begun()["clients"], {HEATS: heats}))
-    server = Server(algorithm, folder.run, config.deploy.precision)
+    rules = make_rules(config, drawing=cohort_seed(folder.path, config), **changes)
+    rules = rules._replace(least=least_of(config, rules.quorum))
+    pair = make_pair(algorithm, config, folder.run, rules.least, helper)
+    masked = make_masked(algorithm, config, folder.run, rules.least)
+    sealed = pair.form if pair else masked.form if masked else None
+    promised = protection(config, config.deploy.population)
+    noise = own_noise(promised) if promised and not sealed else None
+    server = Server(algorithm, folder.run, config.deploy.precision, sealed, noise)
     rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
     like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
     start = load_tree(folder.path / START_FILE, like)[0]
@@ -127,15 +154,19 @@ def open_run(
     if place and not files:
         raise UserError(f"devices must be told where to find what is written to '{place}': give --files URL")
     hub = Hub(
-        Coordinator(server, make_rules(config, **rules)),
+        Coordinator(server, rules),
         rows,
         folder.path / VERSIONS,
         start,
         clock,
         publisher=publisher,
         at_end=lambda hub: _finish(folder, hub),
+        pair=pair,
+        spent=promised.spent if promised else None,
+        masked=masked,
     )
-    return Opened(hub, _offer(folder.run, config, algorithm, source, options, files), own)
+    offer = _offer(folder.run, config, algorithm, source, options, files)
+    return Opened(hub, offer._replace(helper=pair.helper_key.hex() if pair else ""), own)
 
 
 def _publisher(
@@ -143,8 +174,8 @@ def _publisher(
 ) -> tuple[Publisher | None, Path | None]:
     """What writes slices as files, if `serving.way` says so, and the folder that the server hands out itself."""
     way, own = config.serving.way, folder.path / FILES
-    one_of("serving.way", way, ("broadcast", "on_demand", "pregenerated"))
-    if way == "on_demand":
+    one_of("serving.way", way, ("broadcast", "on_demand", "pregenerated", "private"))
+    if way in ("on_demand", "private"):
         return None, None
     where = open_place(place or own)
     served = None if place else own

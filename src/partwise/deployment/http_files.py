@@ -19,6 +19,7 @@ import urllib3
 
 from partwise.deployment.files import check_name, fits
 from partwise.deployment.link import UnreachableError
+from partwise.deployment.page_reader import GoneError as GoneError
 from partwise.deployment.ranges import Piece
 from partwise.types import UserError
 
@@ -29,10 +30,6 @@ LONGEST_SILENCE = 20.0  # seconds without a byte, before a request is given up
 
 Given = TypeVar("Given")
 Found = TypeVar("Found")
-
-
-class GoneError(UserError):
-    """A file that is not there (any more): ask the server which version is the present one."""
 
 
 class _Again(Exception):  # noqa: N818

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import urllib3
 from partwise.checkpoint import to_bytes
 from partwise.deployment.auth import DeviceKey
 from partwise.deployment.bodies import ZSTD, TooLargeError, pack, unpack
-from partwise.deployment.coordinator import Wait, Work
 from partwise.deployment.http_files import HttpFiles
+from partwise.deployment.jobs import Wait, Work
 from partwise.deployment.link import PROTOCOL, Offer, UnreachableError, read_answer
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
@@ -27,6 +28,10 @@ AGAIN = (429, 500, 502, 503, 504)  # answers after which a request is tried agai
 
 class ClockError(UnreachableError):
     """The server refuses this device because its clock is wrong."""
+
+
+class UntrustedError(UnreachableError):
+    """The server's certificate is not one that this device trusts."""
 
 
 class HttpLink:
@@ -43,9 +48,9 @@ class HttpLink:
         if not re.match(r"https?://[^/]+", url):
             raise UserError(f"the server's URL must begin with https:// (or http://), not '{url}'")
         self.url, self.key, self._hold, self._authority = url.rstrip("/"), key, hold, authority
-        trusted = str(authority) if authority else None
         timeout = urllib3.Timeout(connect=CONNECT, read=READ + hold)
-        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=trusted, maxsize=4)
+        known = trusted(authority)
+        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=known, maxsize=4)
         self.bytes_down = self.bytes_up = 0  # of bodies
 
     def offer(self) -> Offer:
@@ -72,6 +77,11 @@ class HttpLink:
         status, data = self._request("POST", f"/v1/tasks/{task}/slices", _keys(keys))
         return data if status == 200 else _refused(status, data)
 
+    def private(self, task: str, question: bytes) -> bytes | Refused:
+        """As `Link.private`."""
+        status, data = self._request("POST", f"/v1/tasks/{task}/private", question)
+        return data if status == 200 else _refused(status, data)
+
     def model(self, keys: Mapping[str, np.ndarray]) -> bytes:
         """Slices of the newest version of the model."""
         return self._good("POST", "/v1/model/slices", _keys(keys))
@@ -84,6 +94,23 @@ class HttpLink:
         """As `Link.report`."""
         status, data = self._request("POST", "/v1/reports", report)
         return Accepted(**json.loads(data)) if status == 200 else _refused(status, data)
+
+    def decline(self, task: str, reason: str) -> Refused | None:
+        """As `Link.decline`."""
+        status, data = self._request("POST", f"/v1/tasks/{task}/decline", _document({"reason": reason}))
+        return None if status == 200 else _refused(status, data)
+
+    def send_letter(self, task: str, stage: int, letter: bytes) -> Refused | None:
+        """As `Link.send_letter`."""
+        status, data = self._request("POST", f"/v1/tasks/{task}/letters/{stage}", letter)
+        return None if status == 200 else _refused(status, data)
+
+    def answer(self, task: str, stage: int) -> bytes | Wait | Refused:
+        """As `Link.answer`."""
+        status, data = self._request("GET", f"/v1/tasks/{task}/letters/{stage}")
+        if status == 202:
+            return Wait(float(json.loads(data)["wait"]))
+        return data if status == 200 else _refused(status, data)
 
     def _good(self, method: str, path: str, body: bytes = b"", most: int = LARGEST) -> bytes:
         status, data = self._request(method, path, body, most)
@@ -103,7 +130,7 @@ class HttpLink:
             data = answer.read(most + 1, decode_content=False)
             answer.release_conn()
         except urllib3.exceptions.HTTPError as error:
-            raise UnreachableError(f"{self.url} does not answer: {error}") from None
+            raise _unreachable(self.url, error) from None
         self.bytes_up, self.bytes_down = self.bytes_up + len(packed), self.bytes_down + len(data)
         if answer.status in AGAIN:
             raise UnreachableError(f"{self.url} answered with status {answer.status}")
@@ -116,6 +143,32 @@ class HttpLink:
         if answer.status == 401 and (refused := _refused(401, data)).reason == "clock":
             raise ClockError(refused.what)
         return answer.status, data
+
+
+def trusted(authority: str | Path | None) -> str | None:
+    """The file of the authority's certificate, if one is given. Raises `UserError` if there is none in it."""
+    if authority is None:
+        return None
+    try:
+        ssl.create_default_context(cafile=str(authority))
+    except OSError as error:  # errors of TLS are some of these
+        raise UserError(
+            f"'{authority}' holds no certificate ({error.strerror or error}): give --authority the PEM file of the "
+            f"certificate that signed the server's"
+        ) from None
+    return str(authority)
+
+
+def _unreachable(url: str, error: urllib3.exceptions.HTTPError) -> UnreachableError:
+    """What is said of a server that cannot be asked."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        why = str(error).partition("certificate verify failed: ")[2].partition(" (_ssl")[0]
+        return UntrustedError(
+            f"the certificate of {url} cannot be trusted ({why}): give --authority the certificate that signed it, "
+            f"if that is not a public one, and the name that the certificate is for"
+        )
+    hint = " (if it has TLS, its URL begins with https://)" if url.startswith("http://") else ""
+    return UnreachableError(f"{url} does not answer: {error}{hint}")
 
 
 def _keys(keys: Mapping[str, np.ndarray]) -> bytes:

@@ -4,6 +4,10 @@
     POST /v1/join                     {"clients": [...]}
     POST /v1/poll                     {"ready": true, "most": 1, "hold": 20} -> tasks, or how long to wait
     POST /v1/tasks/{task}/slices      keys by space (safetensors) -> slices (safetensors)
+    POST /v1/tasks/{task}/private     a question that says no keys (safetensors) -> slices (safetensors)
+    POST /v1/tasks/{task}/decline     {"reason": "client"}: the device will not do it
+    POST /v1/tasks/{task}/letters/{stage}   a letter, if sums are masked (bytes)
+    GET  /v1/tasks/{task}/letters/{stage}   the answer to it (bytes), or 202 and how long to wait
     POST /v1/reports                  a report (safetensors) -> {"client": ..., "valid": ...}
     POST /v1/model/slices             keys by space -> slices of the newest version, to use it
     GET  /v1/files/{name}             a file of slices
@@ -33,23 +37,26 @@ from starlette.routing import Route
 from partwise.checkpoint import from_bytes
 from partwise.deployment.auth import NotAllowedError, Signed, verify
 from partwise.deployment.bodies import TooLargeError, pack, read_body, read_json, unpack
-from partwise.deployment.coordinator import Wait
+from partwise.deployment.book import RoundRow
+from partwise.deployment.helper_link import HelperDownError
 from partwise.deployment.hub import Hub
-from partwise.deployment.journal import JournalDownError
-from partwise.deployment.link import Offer, write_answer
+from partwise.deployment.jobs import Wait
+from partwise.deployment.journal import JournalDownError, SqlBook
+from partwise.deployment.link import DECLINES, Offer, write_answer
 from partwise.deployment.meters import Meters
 from partwise.deployment.operator_routes import operator_routes
 from partwise.deployment.waiting import Allowance, Waiting
 from partwise.server.messages import LARGEST_HEADER
+from partwise.server.private_slices import largest_question
 from partwise.server.round import Refused
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
 SAFETENSORS, JSON = "application/x-safetensors", "application/json"
+BYTES = "application/octet-stream"
 SMALL = 1 << 20  # bytes of a request that is JSON
 TICK = 0.2  # seconds between looks whether a round is due, if nothing happens
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
-FILE = r"{name:str}"
 
 Answer = Callable[[Signed, bytes, Request], Awaitable[Response]]
 
@@ -86,7 +93,10 @@ class _Application:
         self.hub, self.limits, self.files = hub, limits, files
         self.offer, self.offered = offer, json.dumps(offer._asdict()).encode()
         self.waiting, self.allowance, self.meters = Waiting(), Allowance(limits.requests), Meters()
-        self.rules = hub.coordinator.rules
+        self.between_stages = Waiting()
+        self.rules, pair = hub.coordinator.rules, hub.pair
+        self.question = largest_question(pair.agreement) if pair else 0
+        self.privately = offer.settings.get("serving.way") == "private"
 
     def starlette(self) -> Starlette:
         """The application with its routes."""
@@ -99,14 +109,18 @@ class _Application:
             post("/v1/join", self.join, SMALL),
             post("/v1/poll", self.poll, SMALL),
             post("/v1/tasks/{task}/slices", self.slices, keys),
-            post("/v1/reports", self.report, server.form.largest),
+            post("/v1/tasks/{task}/private", self.private, self.question),
+            post("/v1/tasks/{task}/decline", self.decline, SMALL),
+            post("/v1/tasks/{task}/letters/{stage:int}", self.letter, SMALL),
+            get("/v1/tasks/{task}/letters/{stage:int}", self.answer),
+            post("/v1/reports", self.report, server.largest),
             post("/v1/model/slices", self.model, keys),
             Route("/v1/files/{name}", self.guarded("/v1/files", self.file)),
             Route("/healthz", self.health),
             *operator_routes(self.hub, self.meters, self.guarded),
         ]
         app = Starlette(routes=routes, lifespan=self.lifespan)
-        app.state.waiting = self.waiting  # to be woken before the server stops
+        app.state.wake = self.wake_all  # before the server stops
         return app
 
     def endpoint(self, path: str, work: Answer, most: int) -> Callable[[Request], Awaitable[Response]]:
@@ -179,6 +193,8 @@ class _Application:
         return Response(write_answer(found), media_type=JSON)
 
     async def slices(self, signed: Signed, body: bytes, request: Request) -> Response:
+        if self.privately:
+            return refusal(409, "keys", "the slices of this run are fetched privately: say no keys")
         keys, task = _keys(body), request.path_params["task"]
         row = await asyncio.wrap_future(self.hub.grant(signed.device, task, keys, signed.nonce))
         if isinstance(row, Refused):
@@ -186,6 +202,39 @@ class _Application:
         message = await asyncio.to_thread(self.hub.message, row, keys)
         self.meters.sent(len(message))
         return answer_with(request, message, SAFETENSORS)
+
+    async def private(self, signed: Signed, body: bytes, request: Request) -> Response:
+        if not self.privately:
+            return refusal(404, "private", "the slices of this run are not fetched privately")
+        row = await asyncio.wrap_future(
+            self.hub.renew(signed.device, request.path_params["task"], signed.nonce)
+        )
+        if isinstance(row, Refused):
+            return _refused(row)
+        message = await asyncio.to_thread(self.hub.private_message, row, body)
+        self.meters.sent(len(message))
+        return answer_with(request, message, SAFETENSORS)
+
+    async def letter(self, signed: Signed, body: bytes, request: Request) -> Response:
+        task, stage = request.path_params["task"], request.path_params["stage"]
+        refused = await asyncio.wrap_future(self.hub.letter(signed.device, task, stage, body, signed.nonce))
+        self.waiting.news.set()
+        return _refused(refused) if refused else JSONResponse({"task": task})
+
+    async def answer(self, signed: Signed, body: bytes, request: Request) -> Response:
+        asked = (signed.device, request.path_params["task"], request.path_params["stage"])
+        turn = self.between_stages.begin(signed.device)
+        try:
+            found = await asyncio.wrap_future(self.hub.answer(*asked, signed.nonce))
+            if isinstance(found, Wait) and self.limits.hold > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(turn, min(self.limits.hold, self.rules.fresh / 2))
+                    found = await asyncio.wrap_future(self.hub.answer(*asked))
+        finally:
+            self.between_stages.end(signed.device, turn)
+        if isinstance(found, Wait):
+            return JSONResponse({"wait": found.seconds}, status_code=202)
+        return _refused(found) if isinstance(found, Refused) else answer_with(request, found, BYTES)
 
     async def report(self, signed: Signed, body: bytes, request: Request) -> Response:
         found = await asyncio.wrap_future(self.hub.report(signed.device, body, signed.nonce))
@@ -195,6 +244,17 @@ class _Application:
             return _refused(found)
         self.meters.accepted(len(body))
         return JSONResponse(found._asdict())
+
+    async def decline(self, signed: Signed, body: bytes, request: Request) -> Response:
+        reason, task = read_json(body, {"reason": ""})["reason"], request.path_params["task"]
+        if reason not in DECLINES:
+            raise UserError(f"reason must be one of {', '.join(DECLINES)}, not '{reason[:40]}'")
+        refused = await asyncio.wrap_future(self.hub.decline(signed.device, task, signed.nonce))
+        if refused:
+            return _refused(refused)
+        logger.info("device %s declines task %s (%s)", signed.device, task, reason)
+        self.waiting.news.set()
+        return JSONResponse({"task": task})
 
     async def model(self, signed: Signed, body: bytes, request: Request) -> Response:
         found = await asyncio.to_thread(self.hub.newest, _keys(body))
@@ -206,7 +266,7 @@ class _Application:
         path = self.files / name if self.files and name.replace(".", "").isalnum() else None
         if path is None or not path.is_file():
             return refusal(404, "file", f"there is no file '{name[:80]}' here")
-        return FileResponse(path, media_type="application/octet-stream")
+        return FileResponse(path, media_type=BYTES)
 
     async def health(self, request: Request) -> Response:
         try:
@@ -224,7 +284,7 @@ class _Application:
         try:
             yield
         finally:
-            self.waiting.wake()
+            self.wake_all()
             work.cancel()
 
     async def keep_closing(self) -> None:
@@ -233,7 +293,7 @@ class _Application:
         while True:
             try:
                 seen = await self.look(seen)
-            except JournalDownError as error:
+            except (JournalDownError, HelperDownError) as error:
                 logger.warning("%s (trying again)", error)
                 await asyncio.sleep(1)
             except Exception:
@@ -247,17 +307,30 @@ class _Application:
         """Do what is due, and wake the devices for which there is something new since `seen`."""
         while await asyncio.to_thread(self.hub.tick):
             pass
-        row, devices = await asyncio.wrap_future(self.hub.clerk.submit(self.situation))
-        now = (row.number, row.attempt, row.phase)
+        row, devices = await asyncio.wrap_future(
+            self.hub.clerk.submit(lambda book: self.situation(book, seen))
+        )
         self.meters.round(row.number, row.phase, len(self.waiting))
-        if now != seen:
+        if _moment(row) != seen:
             self.waiting.wake(None if row.phase == "ended" else devices)
-        return now
+            self.between_stages.wake()
+        return _moment(row)
 
-    def situation(self, book: Any) -> tuple[Any, set[str]]:
-        """The round, and the devices that have something to do."""
+    def wake_all(self) -> None:
+        """Answer all that wait."""
+        self.waiting.wake()
+        self.between_stages.wake()
+
+    def situation(self, book: SqlBook, seen: Any) -> tuple[RoundRow, set[str]]:
+        """The round, and if it is at another moment than `seen` the devices that have something to do."""
         self.hub.keys.look(book)
-        return book.round(), book.devices_with_tasks()
+        row = book.round()
+        return row, book.devices_with_tasks() if _moment(row) != seen else set()
+
+
+def _moment(row: RoundRow) -> tuple[int, int, str, int]:
+    """Where a round is."""
+    return row.number, row.attempt, row.phase, row.stage
 
 
 def answer_with(request: Request, content: bytes, kind: str) -> Response:
@@ -279,6 +352,9 @@ def _answer_to(error: Exception) -> Response:
         return refusal(error.status, error.reason, str(error))
     if isinstance(error, UserError):
         return refusal(400, "malformed", str(error))
+    if isinstance(error, HelperDownError):
+        logger.warning("%s", error)
+        return refusal(503, "helper", "the second server does not answer now: try again")
     if isinstance(error, JournalDownError):
         logger.warning("%s", error)
         return refusal(503, "journal", "the server's journal does not answer now: try again")

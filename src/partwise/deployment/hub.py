@@ -25,18 +25,27 @@ import numpy as np
 
 from partwise.checkpoint import digest_of, load_tree, save_tree
 from partwise.deployment.auth import WINDOW
-from partwise.deployment.book import RoundRow, TaskRow, VersionRow
+from partwise.deployment.book import HasLeft, RoundRow, TaskRow, VersionRow
 from partwise.deployment.clerk import Answer, Clerk
-from partwise.deployment.coordinator import Coordinator, Due, Wait, Work
+from partwise.deployment.coordinator import Coordinator
+from partwise.deployment.jobs import Due, Wait, Work
 from partwise.deployment.journal import Journal, SqlBook
 from partwise.deployment.key_ring import KeyRing
+from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory import give_back_memory
+from partwise.deployment.pair import Pair
+from partwise.deployment.stages import MaskedRounds
+from partwise.deployment.travelled import travelled
 from partwise.randomness import EVALUATION_ROUND
 from partwise.server.messages import key_data, send
 from partwise.server.round import Accepted, Closed, Refused, wrong_keys
 from partwise.server.step import ServerState
+from partwise.server.total import Total
+from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
+# What is not recorded of a round if clients are promised privacy. The number of clients and their loss have noise.
+HIDDEN = ("invited", "reports", "empty", "broken", "missing", "bytes_down", "bytes_up")
 FORGET = 60.0  # seconds between deletions of what is not needed any more
 
 
@@ -74,6 +83,9 @@ class Hub:
         clock: Seconds since some moment, the same for all hubs of a run.
         publisher: Writes slices as files; None if devices ask for them.
         at_end: Called once when the run has ended, in every process. What it does must be the same each time.
+        pair: This server and a helper, if they add up reports together that neither can read.
+        spent: What is said of the promise to clients after so many rounds, if there is one.
+        masked: What adds up masked reports.
     """
 
     def __init__(
@@ -85,11 +97,15 @@ class Hub:
         clock: Callable[[], float] = time.time,
         publisher: Publisher | None = None,
         at_end: Callable[[Hub], None] = lambda hub: None,
+        pair: Pair | None = None,
+        spent: Callable[[int], dict[str, Any]] | None = None,
+        masked: MaskedSums | None = None,
     ):
         self.coordinator, self.journal, self.folder = coordinator, journal, Path(folder)
         self.process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.keys, self.clerk = KeyRing(journal), Clerk(journal.transaction)
         self._start, self._clock, self._publisher, self._at_end = start, clock, publisher, at_end
+        self.pair, self._masked, self._spent = pair, masked, spent
         self._ended = False
         self._load, self._version = lru_cache(2)(self._loaded), lru_cache(4)(self._sendable)
         self._loading, self._forgot = threading.RLock(), clock()
@@ -97,6 +113,8 @@ class Hub:
 
     def _begin(self) -> None:
         """Publish the first version, unless there is one."""
+        if self.pair:
+            self.pair.publish(0, self._start.params)
         first = VersionRow(0, "", "{}")
         if self._publisher and self.clerk.do(lambda book: book.version(0)) is None:
             first = first._replace(slices=self._published(0, self._start))
@@ -104,10 +122,19 @@ class Hub:
 
     # What devices ask. The answers come when they are on the disk.
 
-    def join(self, device: str, clients: Iterable[str], nonce: str = "") -> Future[Refused | None]:
-        """A device says which clients it has. If one of them is refused, none joins."""
-        names = list(clients)
-        return self._asked(device, nonce, lambda book: self.coordinator.join(book, device, names))
+    def join(
+        self, device: str, clients: Iterable[str], nonce: str = "", has_left: HasLeft | None = None
+    ) -> Future[Refused | None]:
+        """A device says which clients it has. If one of them is refused, none joins. Clients of a device that takes
+        part no longer (by default: whose key is revoked or has expired) are the new device's from then on."""
+        names, left = list(clients), has_left or self._has_no_key
+        return self._asked(device, nonce, lambda book: self.coordinator.join(book, device, names, left))
+
+    def _has_no_key(self, device: str) -> bool:
+        row = self.keys.get(device)
+        return row is not None and (
+            row.revoked is not None or (row.expires is not None and row.expires < self._clock())
+        )
 
     def poll(
         self, device: str, ready: bool = True, most: int = 1, nonce: str = ""
@@ -131,6 +158,18 @@ class Hub:
         partition = self.coordinator.server.algorithm.partition
         return send(partition, version.params, keys, version.rngs[row.kind], self.coordinator.about(row))
 
+    def renew(self, device: str, task: str, nonce: str = "") -> Future[TaskRow | Refused]:
+        """A device is at work on a task, and asks for slices privately; `private_message` answers."""
+        return self._asked(
+            device, nonce, lambda book: self.coordinator.renew(book, device, task, self._clock())
+        )
+
+    def private_message(self, row: TaskRow, question: bytes) -> bytes:
+        """The slices of keys that this server does not know."""
+        assert self.pair is not None
+        version, about = self._version(row.number), self.coordinator.about(row)
+        return self.pair.slices(about, version.params, version.rngs[row.kind], question)
+
     def newest(self, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
         """Slices of the newest version, for a client that wants to use it."""
         server, number = self.coordinator.server, self.round().number
@@ -146,6 +185,32 @@ class Hub:
         return self._asked(
             device, nonce, lambda book: self.coordinator.accept(book, device, report, self._clock())
         )
+
+    def decline(self, device: str, task: str, nonce: str = "") -> Future[Refused | None]:
+        """A device will not do a task."""
+        return self._asked(device, nonce, lambda book: self.coordinator.decline(book, device, task))
+
+    def letter(
+        self, device: str, task: str, stage: int, letter: bytes, nonce: str = ""
+    ) -> Future[Refused | None]:
+        """A device sends a letter of a round with masked sums."""
+        return self._asked(device, nonce, lambda book: self._stages.take(book, device, task, stage, letter))
+
+    def answer(self, device: str, task: str, stage: int, nonce: str = "") -> Future[bytes | Wait | Refused]:
+        """A device asks for the answer to its letter of a stage, which comes when the stage has ended."""
+        wait = Wait(self.coordinator.rules.poll)
+
+        def look(book: SqlBook) -> bytes | Wait | Refused:
+            found = self._stages.answer(book, device, task, stage)
+            return wait if found is None else found
+
+        return self._asked(device, nonce, look)
+
+    @property
+    def _stages(self) -> MaskedRounds:
+        if self.coordinator.stages is None:
+            raise UserError("the sums of this run are not masked: there are no letters")
+        return self.coordinator.stages
 
     def _asked(
         self, device: str, nonce: str, decide: Callable[[SqlBook], Answer]
@@ -190,9 +255,22 @@ class Hub:
 
     def _close(self, due: Due) -> bool:
         number = due.round.number + 1
-        closed = self.coordinator.close(self.state(number - 1), due)
+        try:
+            total = self._total(due)
+        except UserError as error:
+            logger.warning("round %d is tried again: %s", number - 1, error)
+            self.clerk.do(lambda book: self.coordinator.repeat(book, due), alone=True)
+            return True
+        closed = self.coordinator.close(self.state(number - 1), due, total)
+        if self.pair:
+            self.pair.publish(number, closed.state.params)
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
-        record = told(due, closed, self._clock())
+        partition, on_demand = self.coordinator.server.algorithm.partition, self._publisher is None
+        record = told(due, closed, self._clock()) | travelled(partition, due.tasks, on_demand)
+        if self.coordinator.server.algorithm.aggregator.private:
+            record |= dict.fromkeys(HIDDEN)
+        if self._spent:
+            record["privacy"] = self._spent(number)
         done = self.clerk.do(
             lambda book: self.coordinator.commit(book, due, self._clock(), file, json.dumps(record), slices),
             alone=True,
@@ -201,6 +279,13 @@ class Hub:
         if done:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
         return done
+
+    def _total(self, due: Due) -> Total | None:
+        """The sum of reports that this server cannot read."""
+        if self._masked:
+            letters = self.clerk.do(lambda book: self._stages.collected(book, due.round))
+            return self._masked.total(due.tasks, letters)
+        return self.pair.total(due.tasks, due.round.number) if self.pair else None
 
     def _forget(self, now: float) -> None:
         """Delete numbers that were used once, and files of versions that nobody needs any more."""
@@ -274,6 +359,5 @@ def told(due: Due, closed: Closed, now: float) -> dict[str, Any]:
         "empty": closed.empty,
         "broken": list(closed.broken),
         "missing": closed.missing,
-        "bytes_up": closed.bytes_up,
         "staleness": max(late, default=0),
     }

@@ -17,7 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
-from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
+from partwise.deployment.book import ClientRow, HasLeft, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
+from partwise.deployment.sql_letters import MANY, SMALL, TO_DO, SqlLetters
 from partwise.deployment.tables import (
     ABOUT,
     CLIENTS,
@@ -31,10 +32,7 @@ from partwise.deployment.tables import (
 )
 from partwise.types import UserError
 
-MANY = 500  # rows in a statement
-TO_DO = TASKS.c.state.in_(("open", "leased"))
 BUFFERED = sa.and_(TASKS.c.kind == "train", TASKS.c.state == "reported", TASKS.c.counted.is_(None))
-SMALL = [sa.null() if column.name in ("keys", "report") else column for column in TASKS.columns]
 IN_ORDER = (TASKS.c.number, TASKS.c.attempt, TASKS.c.place, TASKS.c.id)
 
 
@@ -59,7 +57,10 @@ class Journal:
                 prepare_tables(connection)
                 self._begin(connection)
         except (exc.SQLAlchemyError, ImportError) as error:
-            raise UserError(f"the journal '{_shown(url)}' cannot be opened: {_first_line(error)}") from None
+            missing = getattr(error, "name", "") == "psycopg"
+            hint = ": pip install 'partwise[postgres]'" if missing else ""
+            told = f"the journal '{_shown(url)}' cannot be opened: {_first_line(error)}{hint}"
+            raise UserError(told) from None
 
     def _begin(self, connection: sa.Connection) -> None:
         """The first rows of a new run; of one that is there, a check that it is this one."""
@@ -90,7 +91,7 @@ class Journal:
         self._engine.dispose()
 
 
-class SqlBook:
+class SqlBook(SqlLetters):
     """`deployment.book.Book` in a transaction of a database. Methods are as there."""
 
     def __init__(self, connection: sa.Connection):
@@ -112,16 +113,19 @@ class SqlBook:
         self._shared = None
         self.connection.execute(sa.update(ROUND).values(row._asdict()))
 
-    def join(self, clients: Sequence[ClientRow]) -> list[str]:
+    def join(self, clients: Sequence[ClientRow], has_left: HasLeft) -> list[str]:
         """Add clients, or return the names of those that are another device's."""
         others = []
         for begin in range(0, len(clients), MANY):
             rows = {row.name: row.device for row in clients[begin : begin + MANY]}
             query = sa.select(CLIENTS.c.name, CLIENTS.c.device).where(CLIENTS.c.name.in_(rows))
-            others += [name for name, device in self.connection.execute(query) if device != rows[name]]
+            found = [
+                (name, device) for name, device in self.connection.execute(query) if device != rows[name]
+            ]
+            others += [name for name, device in found if not has_left(device)]
         for begin in range(0, 0 if others else len(clients), MANY):
             values = [row._asdict() for row in clients[begin : begin + MANY]]
-            self.connection.execute(self.insert(CLIENTS).values(values).on_conflict_do_nothing())
+            self.connection.execute(_put(self.insert, CLIENTS), values)
         return others
 
     def see(self, device: str, now: float, ready: bool) -> None:
@@ -169,9 +173,8 @@ class SqlBook:
 
     def lease(self, device: str, tasks: Sequence[str], until: float) -> None:
         """Lease these tasks to a device until then."""
-        query = sa.update(TASKS).where(TO_DO, TASKS.c.device == device)
-        state = sa.case((TASKS.c.id.in_(tasks), "leased"), else_=TASKS.c.state)
-        self.connection.execute(query.values(state=state, lease_until=until))
+        self.connection.execute(_HOLD_ALL, {"of": device, "until": until})
+        self.connection.execute(_LEASE, [{"task": task} for task in tasks])
 
     def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
         """Those of a round that have not reported will not any more."""
@@ -240,6 +243,12 @@ _ROUNDS = {
 }
 _TASK = sa.select(TASKS).where(TASKS.c.id == sa.bindparam("task")).with_for_update()
 _VERSION = sa.select(VERSIONS).where(VERSIONS.c.number == sa.bindparam("number"))
+_HOLD_ALL = (  # a device that works on some of its tasks is not late with the others
+    sa.update(TASKS)
+    .where(TO_DO, TASKS.c.device == sa.bindparam("of"))
+    .values(lease_until=sa.bindparam("until"))
+)
+_LEASE = sa.update(TASKS).where(TASKS.c.id == sa.bindparam("task")).values(state="leased")
 _TASKS_OF = (
     sa.select(*SMALL)
     .where(TO_DO, TASKS.c.device == sa.bindparam("device"))

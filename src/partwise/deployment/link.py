@@ -12,13 +12,16 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from partwise.deployment.coordinator import Job, Wait, Work
+from partwise.deployment.jobs import Job, Wait, Work
 from partwise.deployment.page_reader import Fetch
 from partwise.server.messages import About, Invitation
 from partwise.server.round import Accepted, Refused
 from partwise.types import UserError
 
 PROTOCOL = 1
+# Why a device declines a task: it does not have the client; it has another model; the task, or what leads to its
+# slices, makes no sense; the server refuses its report; the files of its slices are gone.
+DECLINES = ("client", "model", "malformed", "refused", "gone")
 
 
 class UnreachableError(Exception):
@@ -39,6 +42,7 @@ class Offer(NamedTuple):
     vocabularies: Mapping[str, list]  # the source id of every key, by column
     client: str  # the column of clients
     files: str = ""  # URL of the folder of files, if slices are files; "": the server's own
+    helper: str = ""  # the helper's public key in hex, if there are two servers
     protocol: int = PROTOCOL
 
 
@@ -61,12 +65,30 @@ class Link(Protocol):
         """Fetch the slices of a task's keys."""
         ...
 
+    def private(self, task: str, question: bytes) -> bytes | Refused:
+        """Fetch slices without saying of which keys."""
+        ...
+
     def files(self, url: str) -> Fetch:
         """What fetches files of slices from this URL; if it is empty, from the server itself."""
         ...
 
     def report(self, report: bytes) -> Accepted | Refused:
         """Send a report."""
+        ...
+
+    def decline(self, task: str, reason: str) -> Refused | None:
+        """Say that this device will not do a task it was given, so that nobody waits for it. `reason` is one of
+        `DECLINES`. Returns None, also if it was declined before; `Refused` if the task has reported, is closed,
+        or is not this device's."""
+        ...
+
+    def send_letter(self, task: str, stage: int, letter: bytes) -> Refused | None:
+        """Send a letter of a task, if sums are masked (`deployment.stages`)."""
+        ...
+
+    def answer(self, task: str, stage: int) -> bytes | Wait | Refused:
+        """The server's answer to the letter of a stage; a `Wait` until the stage has ended."""
         ...
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partwise.deployment.book import ClientRow, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
+from partwise.deployment.book import ClientRow, HasLeft, Kind, Lock, RoundRow, TaskCounts, TaskRow, VersionRow
+
+HELD = ("open", "leased", "reported")  # states of tasks that go on
 
 
 class MemoryBook:
@@ -16,6 +18,7 @@ class MemoryBook:
         self._seen: dict[str, tuple[float, bool]] = {}
         self._tasks: dict[str, TaskRow] = {}
         self._versions: dict[int, VersionRow] = {}
+        self._letters: dict[tuple[str, int], bytes] = {}
 
     def round(self, lock: Lock = "none") -> RoundRow:
         """The round."""
@@ -25,9 +28,12 @@ class MemoryBook:
         """Replace it."""
         self._round = row
 
-    def join(self, clients: Sequence[ClientRow]) -> list[str]:
+    def join(self, clients: Sequence[ClientRow], has_left: HasLeft) -> list[str]:
         """Add clients, or return the names of those that are another device's."""
-        others = [row.name for row in clients if self._clients.get(row.name, row).device != row.device]
+        before = {row.name: self._clients.get(row.name, row).device for row in clients}
+        others = [
+            row.name for row in clients if before[row.name] != row.device and not has_left(before[row.name])
+        ]
         if not others:
             self._clients |= {row.name: row for row in clients}
         return others
@@ -81,7 +87,7 @@ class MemoryBook:
     def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
         """Those of a round that have not reported will not any more."""
         tasks = self.tasks(kind, number, attempt)
-        self.put_tasks([row._replace(state="closed") for row in tasks if row.state != "reported"])
+        self.put_tasks([row._replace(state="closed") for row in tasks if row.state in ("open", "leased")])
 
     def buffered(self, most: int) -> list[TaskRow]:
         """Training tasks that have reported and were not counted."""
@@ -105,6 +111,43 @@ class MemoryBook:
     def forget(self, before: int) -> None:
         """Delete the tasks of versions before this one."""
         self._tasks = {id: row for id, row in self._tasks.items() if row.number >= before}
+
+    def members(self, number: int, attempt: int) -> list[TaskRow]:
+        """The training tasks of a round, without bytes."""
+        return [row._replace(keys=None, report=None) for row in self.tasks("train", number, attempt)]
+
+    def close_some(self, tasks: Iterable[str]) -> None:
+        """These tasks will not report any more."""
+        found = [self._tasks[task] for task in tasks]
+        self.put_tasks([row._replace(state="closed") for row in found if row.state in ("open", "leased")])
+
+    def hold(self, number: int, attempt: int, until: float) -> None:
+        """The training tasks of a round are their devices' until then."""
+        tasks = self.tasks("train", number, attempt)
+        self.put_tasks([row._replace(lease_until=until) for row in tasks if row.state in HELD])
+
+    def put_letter(self, task: str, stage: int, body: bytes) -> None:
+        """Add the letter of a task in a stage."""
+        self._letters[task, stage] = body
+
+    def letter(self, task: str, stage: int) -> bytes | None:
+        """The letter of a task in a stage."""
+        return self._letters.get((task, stage))
+
+    def letters(self, number: int, attempt: int, stage: int) -> dict[str, bytes]:
+        """The letters of a round in a stage, by task."""
+        tasks = {row.id for row in self.tasks("train", number, attempt)}
+        return {task: body for (task, at), body in self._letters.items() if at == stage and task in tasks}
+
+    def writers(self, number: int, attempt: int, stage: int) -> set[str]:
+        """The tasks of these letters."""
+        return set(self.letters(number, attempt, stage))
+
+    def drop_letters(self, tasks: Iterable[str] | None = None) -> None:
+        """Delete the letters of these tasks, or all."""
+        gone = None if tasks is None else set(tasks)
+        kept = {at: body for at, body in self._letters.items() if gone is not None and at[0] not in gone}
+        self._letters = kept
 
     def put_version(self, row: VersionRow) -> None:
         """Add or change a version of the model."""

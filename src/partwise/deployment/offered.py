@@ -26,6 +26,11 @@ def algorithm_of(offer: Offer, store: ClientStore) -> Algorithm:
     return algorithm
 
 
+def least_examples(offer: Offer) -> int:
+    """The examples that a client must have to take part (`cohort.min_examples`)."""
+    return recorded(parse_toml(offer.config)).cohort.min_examples
+
+
 def algorithm_with(config: Config, options: Mapping[str, Any], store: ClientStore) -> Algorithm:
     """The algorithm of a configuration; `store` has the training clients, as far as they are known here."""
     personal, stateful = entry_of(config.task).settings(**options)

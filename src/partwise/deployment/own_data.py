@@ -5,25 +5,28 @@ The table is looked at before every task, and read anew when it has changed.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from partwise.algorithms.registry import find_algorithm, recorded
-from partwise.config.settings import parse_toml
+from partwise.config.settings import Config, parse_toml
 from partwise.data.sqlite_table import sqlite_place
 from partwise.data.store import ClientStore
 from partwise.data.store import open_store as open_folder
 from partwise.deployment.link import Offer
 from partwise.runs.client_file import Form, check_from_tables, read_clients, tell_unknown
 from partwise.runs.resolve import entry_of
+from partwise.tasks import Setting
 from partwise.types import UserError
 
 log = logging.getLogger("partwise.agent")
 STORE = "store:"
+FAULTS = (TypeError, ValueError, LookupError, AttributeError)  # what an offer that makes no sense leads to
 
 Stamp = tuple[tuple[str, int, int, int], ...]  # (name, inode, size, time of the last change) of every file
 
@@ -35,16 +38,39 @@ def open_store(offer: Offer, place: str, id: str | None = None) -> ClientStore:
         offer: What the run is.
         place: A .csv, .tsv, .parquet, .arrow or .feather file, a folder of .parquet files, or
             `sqlite:PATH?table=NAME`, `sqlite:PATH?query=SELECT ...`, or `store:FOLDER` with what
-            `ClientStore.save` wrote, whose keys must be the model's.
+            `ClientStore.save` wrote, whose keys must be the model's. A store has the rows that train, in their
+            order; a table's rows are made so here.
         id: The only client that is wanted; if the table does not name its clients, the client of all rows.
     """
     if place.startswith(STORE):
         return _saved_store(offer, place.removeprefix(STORE))
-    found = read_clients(place, form_of(offer), id)
+    config, setting, form = _understood(offer)
+    found = read_clients(place, form, id)
     for name, count in found.unknown.items():
         if count:
             log.warning(tell_unknown(place, name, count))
-    return found.examples
+    return _prepared(config, setting, found.examples, offer.types)
+
+
+def _prepared(
+    config: Config, setting: Setting, clients: ClientStore, types: Mapping[str, str]
+) -> ClientStore:
+    """The rows that clients train on, in the order in which they do: as the simulator has them (`Entry.own`)."""
+    try:
+        kept = entry_of(config.task).own.prepare(clients, config.data).select(setting.columns)
+        typed = {
+            name: as_trained(values, np.dtype(types.get(name, values.dtype)))
+            for name, values in kept.columns.items()
+        }
+        kept = dataclasses.replace(kept, columns=typed)
+    except FAULTS as error:
+        raise _unreadable(error) from None
+    if kept.num_examples < clients.num_examples:
+        log.info(
+            "%d of %d rows are for training, as the task '%s' and its options of [data] say",
+            *(kept.num_examples, clients.num_examples, config.task),
+        )
+    return kept
 
 
 def _saved_store(offer: Offer, folder: str) -> ClientStore:
@@ -63,21 +89,42 @@ def _saved_store(offer: Offer, folder: str) -> ClientStore:
     return store
 
 
+def as_trained(values: np.ndarray, wanted: np.dtype) -> np.ndarray:
+    """Whole numbers in the type that the column had in training: a file of ratings without a point has integers,
+    where others have fractions. Numbers that would change stay what they are."""
+    if values.dtype.kind == wanted.kind or values.dtype.kind not in "iuf" or wanted.kind not in "iuf":
+        return values
+    found = values.astype(wanted)
+    return found if np.array_equal(found, values) else values
+
+
 def form_of(offer: Offer) -> Form:
     """How a device's table is read. Raises `UserError` if the offer makes no sense, or if its model cannot be read
     from a table."""
+    return _understood(offer)[2]
+
+
+def _understood(offer: Offer) -> tuple[Config, Setting, Form]:
+    """An offer's configuration, the setting that it trains, and how a table is read for it."""
     try:
-        return _form(offer)
-    except UserError:
-        raise
-    except (TypeError, ValueError, LookupError, AttributeError) as error:
-        raise UserError(f"what the server says of its run cannot be read: {error!r}") from None
+        config = recorded(parse_toml(offer.config))
+        setting = _trained(config, offer)
+        return config, setting, _form(config, setting, offer)
+    except FAULTS as error:
+        raise _unreadable(error) from None
 
 
-def _form(offer: Offer) -> Form:
-    config = recorded(parse_toml(offer.config))
+def _unreadable(error: Exception) -> UserError:
+    told = f"what the server says of its run cannot be read: {error!r}"
+    return error if isinstance(error, UserError) else UserError(told)
+
+
+def _trained(config: Config, offer: Offer) -> Setting:
     personal, stateful = entry_of(config.task).settings(**offer.options)
-    setting = stateful if find_algorithm(config.algorithm).trains == "stateful" and stateful else personal
+    return stateful if find_algorithm(config.algorithm).trains == "stateful" and stateful else personal
+
+
+def _form(config: Config, setting: Setting, offer: Offer) -> Form:
     vocabularies = {name: np.array(ids) for name, ids in offer.vocabularies.items()}
     numbered = [space for space in setting.own_spaces if space not in vocabularies]
     if numbered:
@@ -87,7 +134,8 @@ def _form(offer: Offer) -> Form:
             f"such as fed_recon"
         )
     check_from_tables(vocabularies, [name for name in setting.columns if name in vocabularies])
-    names = {name: str(config.data.get(name, name)) for name in setting.columns}
+    more = [name for name in entry_of(config.task).own.columns(config.data) if name in offer.shapes]
+    names = {name: str(config.data.get(name, name)) for name in (*setting.columns, *more)}
     client = str(config.data.get("client", offer.client))
     return Form(
         names=names,

@@ -32,8 +32,13 @@ from partwise.types import UserError
 Keys = Mapping[str, np.ndarray]
 
 
+class GoneError(UserError):
+    """A file that is not there (any more): ask the server which version is the present one."""
+
+
 class Fetch(Protocol):
-    """Where the files come from, as `deployment.http_files.HttpFiles`."""
+    """Where the files come from, as `deployment.http_files.HttpFiles`. Files that are not there raise
+    `GoneError`."""
 
     def get_many(self, bounds: Mapping[str, int]) -> dict[str, bytes]:
         """Files by name, each of at most so many bytes, checked by digest."""

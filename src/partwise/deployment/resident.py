@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from partwise.deployment.coordinator import Wait
-from partwise.deployment.http_link import ClockError
-from partwise.deployment.link import Link, UnreachableError
+from partwise.deployment.http_link import ClockError, UntrustedError
+from partwise.deployment.jobs import Job, Wait
+from partwise.deployment.link import DECLINES, Link, UnreachableError
+from partwise.deployment.masked_group import MaskedGroup
 from partwise.deployment.memory import give_back_memory
 from partwise.deployment.workplace import TROUBLE, Worked, Workplace
 from partwise.server.messages import Invitation
@@ -19,9 +20,15 @@ from partwise.types import UserError, counted
 log = logging.getLogger("partwise.agent")
 
 LONGEST_WAIT = 60.0  # seconds between two tries
-LONGEST_LEASE = 600.0  # seconds that an agent waits until others are given its tasks
 TIDY_SECONDS = 1.0  # at least, between two times that memory is given back
+OVER = (
+    "closed",
+    "duplicate",
+    "task",
+    "declined",
+)  # why a task came to nothing that the server has ended itself
 NAMES_AT_ONCE = 1000  # clients that are joined with one request
+ALL_AT_ONCE = 1000  # clients for which work is asked for if they must work together
 
 
 class Pace(NamedTuple):
@@ -46,10 +53,9 @@ class Resident:
     def __init__(self, link: Link, begin: Callable[[], Workplace], pace: Pace):
         self._link, self._begin, self._pace = link, begin, pace
         self._place: Workplace | None = None
+        self._group: MaskedGroup | None = None  # if sums are masked
         self._joined: set[str] = set()
-        self._declined: set[str] = (
-            set()
-        )  # tasks that came to nothing: the server offers them until their round ends
+        self._gone: set[str] = set()  # tasks whose files were not there when they were last given
         self._begun = self._ended = False
         self._tidied = time.monotonic()
         self._tries, self._said, self._ready = 0, "", True
@@ -66,6 +72,10 @@ class Resident:
                 yield from self._turn()
             except ClockError as error:
                 self._later(f"the clock of this device is wrong: {error}", longest=True)
+            except UntrustedError as error:
+                if not self._begun:
+                    raise UserError(str(error)) from None
+                self._later(str(error))
             except UnreachableError as error:
                 self._joined.clear()  # it may have forgotten
                 self._later(f"the server does not answer: {error}")
@@ -78,7 +88,9 @@ class Resident:
 
     def _turn(self) -> Iterator[Worked]:
         """Ask once, and work on what was given."""
-        place = self._place = self._place or self._begin()
+        place = self._place = self._place or self._start()
+        if self._group and self._group.busy:
+            yield from self._together(self._group)
         heard = place.finish()
         if heard:
             yield heard
@@ -87,25 +99,45 @@ class Resident:
         if time.monotonic() - self._tidied > TIDY_SECONDS:
             give_back_memory()
             self._tidied = time.monotonic()
-        most = self._pace.most + len(self._declined)
+        most = ALL_AT_ONCE if self._group else self._pace.most
         given = self._link.poll(self._may_work(), most, self._pace.status())
         if isinstance(given, Wait):
             self._wait(given)
             return
-        self._declined &= {each.invitation.about.task for each in given.jobs}
-        new = [each for each in given.jobs if each.invitation.about.task not in self._declined]
-        if not new:  # it gives them to nobody else before their lease ends
-            self._pace.sleep(_seconds(given.lease, LONGEST_LEASE) * 1.1)
+        good, self._gone = False, {each.invitation.about.task for each in given.jobs} & self._gone
+        if self._group:
+            if not any(self._has_moved(place, job.invitation) for job in given.jobs):
+                self._group.begin(given.jobs, given.lease)
+                yield from self._together(self._group)
             return
-        good = False
-        for job in new[: self._pace.most]:
+        for job in given.jobs[:most]:
             if self._pace.stopped() or self._has_moved(place, job.invitation):
                 return
             place.look()
             done = place.work(job)
+            good |= done.accepted or self._is_old(job, done.reason)
+            if not done.accepted:
+                self._decline(job, done.reason)
+            yield done
+        if good:
+            self._well()
+        else:
+            self._later("")
+
+    def _start(self) -> Workplace:
+        """The workplace for what the server offers now."""
+        place = self._begin()
+        waiting = (self._pace.sleep, self._pace.stopped)
+        self._group = MaskedGroup(self._link, place, place.masking, *waiting) if place.masking else None
+        return place
+
+    def _together(self, group: MaskedGroup) -> Iterator[Worked]:
+        """Work on all tasks of a round at the same time."""
+        good = False
+        for job, done in group.go_on():
             good |= done.accepted
             if not done.accepted:
-                self._declined.add(job.invitation.about.task)
+                self._decline(job, done.reason)
             yield done
         if good:
             self._well()
@@ -145,12 +177,25 @@ class Resident:
         )
         self._place = None
         self._joined.clear()
-        self._declined.clear()
         return True
+
+    def _is_old(self, job: Job, reason: str) -> bool:
+        """Whether the files of a task are gone because it was given long ago: then the server is asked at once for
+        what there is now. If it gives the same task again, files are missing that should be there."""
+        return reason == "gone" and job.invitation.about.task not in self._gone
+
+    def _decline(self, job: Job, reason: str) -> None:
+        """Tell the server that nothing will come of a task, unless it knows."""
+        task = job.invitation.about.task
+        if self._is_old(job, reason):
+            self._gone.add(task)
+            return
+        named = isinstance(task, str) and task.isalnum()  # a server that lies names anything
+        if named and reason not in OVER:
+            self._link.decline(task, reason if reason in DECLINES else "refused")
 
     def _wait(self, given: Wait) -> None:
         self._well()
-        self._declined.clear()
         self._ended = given.ended
         if not given.ended:
             self._pace.sleep(_seconds(given.seconds, LONGEST_WAIT) * random.uniform(0.8, 1.2))

@@ -48,6 +48,8 @@ class Rules(NamedTuple):
     evaluate_every: versions between evaluations; 0: none
     keep:           versions of which tasks and files are kept
     reports:        a report for each client (clients), or one for all drawn clients of a device (sum)
+    drawing:        what cohorts are drawn by; None: the seed
+    least:          a round of fewer reports is tried again, although nobody is missing
     """
 
     recruiting: Recruiting
@@ -69,6 +71,8 @@ class Rules(NamedTuple):
     evaluate_every: int = 0
     keep: int = 20
     reports: str = "clients"
+    drawing: int | None = None
+    least: int = 1
 
     def check(self) -> Rules:
         """Itself, if rounds can be run by these rules."""
@@ -119,7 +123,7 @@ def make_rules(config: Config, **changes: Any) -> Rules:
     one_of("deploy.reports", part.reports, ("clients", "sum"))
     if recruiting.dropout:
         raise UserError("cohort.dropout is for simulations: over a network, devices drop out by themselves")
-    same = ("deadline", "lease", "fresh", "population", "buffer", "staleness", "stalest")
+    same = ("deadline", "lease", "closing", "fresh", "population", "buffer", "staleness", "stalest")
     more = ("held_out", "evaluate_every", "keep", "reports")
     rules = Rules(
         recruiting=recruiting,

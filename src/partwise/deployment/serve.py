@@ -5,22 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvicorn
 
 from partwise.deployment.federation import open_run
+from partwise.deployment.helper import Helper
+from partwise.deployment.helper_link import HttpHelper
+from partwise.deployment.helper_server import helper_application
 from partwise.deployment.http_server import Allowed, application
 from partwise.deployment.hub import Hub
 from partwise.deployment.journal import JournalDownError
-from partwise.deployment.waiting import Waiting
+from partwise.deployment.listening import check_address, check_certificate, is_local
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
@@ -40,6 +42,9 @@ class Serving(NamedTuple):
     files:        URL at which devices find files of slices; "": at the server
     place:        where files of slices are written: a folder or an s3:// URL; "": the run's folder
     until_end:    whether the server stops when the run has ended
+    helper:       URL of the second server, if the run has two
+    helper_token: the file with the token that its operator gave
+    helper_authority: a file with the certificate that signed the helper's; None: those that the system trusts
     """
 
     host: str = "127.0.0.1"
@@ -51,28 +56,26 @@ class Serving(NamedTuple):
     files: str = ""
     place: str = ""
     until_end: bool = False
+    helper: str | None = None
+    helper_token: str | None = None
+    helper_authority: str | None = None
 
     def check(self) -> Serving:
-        """Itself, if nobody but devices and server can read what they send."""
-        if (self.certificate is None) != (self.key is None):
-            raise UserError(
-                "a certificate and its key belong together: give --certificate and --key, or neither"
-            )
-        for path in filter(None, (self.certificate, self.key)):
-            if not Path(path).is_file():
-                raise UserError(f"there is no file '{path}': give PEM files with --certificate and --key")
-        if not (self.certificate or self.proxy or _is_local(self.host)):
+        """Itself, if nobody but devices and server can read what they send, and if the server can listen."""
+        check_certificate(self.certificate, self.key)
+        if not (self.certificate or self.proxy or is_local(self.host)):
             raise UserError(
                 f"without TLS, the server listens on this machine only, not on {self.host}: give --certificate and "
                 f"--key, or --proxy if TLS ends at a proxy before it"
             )
+        check_address(self.host, self.port)
         return self
 
 
 def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda url: None) -> Hub:
     """Serve a run until SIGINT or SIGTERM, or until it ends. `told` is called with the server's URL."""
     how.check()
-    hub, offer, files = open_run(run, how.journal, how.files, how.place)
+    hub, offer, files = open_run(run, how.journal, how.files, how.place, helper=_helper(how))
     deploy = offer.settings
     limits = Allowed(
         requests=deploy["deploy.requests"],
@@ -80,6 +83,29 @@ def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda ur
         tls=bool(how.certificate or how.proxy),
     )
     app = application(hub, offer, limits, files)
+    ended = (lambda: _has_ended(hub)) if how.until_end else _never
+    listen(app, how, told, ended, app.state.wake)
+    return hub
+
+
+def serve_helper(helper: Helper, how: Serving, told: Callable[[str], None] = lambda url: None) -> None:
+    """Be the second of two servers until SIGINT or SIGTERM. `told` is called with the server's URL."""
+    listen(helper_application(helper), how, told)
+    helper.close()
+
+
+async def _never() -> bool:
+    return False
+
+
+def listen(
+    app: Any,
+    how: Serving,
+    told: Callable[[str], None],
+    ended: Callable[[], Awaitable[bool]] = _never,
+    at_stop: Callable[[], Any] = lambda: None,
+) -> None:
+    """Run an application until SIGINT or SIGTERM, or until it has `ended`. `at_stop` is called before it stops."""
     config = uvicorn.Config(
         app,
         host=how.host,
@@ -95,15 +121,25 @@ def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda ur
         timeout_graceful_shutdown=GRACE,
     )
     server = uvicorn.Server(config)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(server, hub, how, told, app.state.waiting))
-    return hub
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        asyncio.Runner(loop_factory=config.get_loop_factory()) as loop,
+    ):
+        loop.run(_serve(server, how, told, ended, at_stop))
 
 
-async def _serve(
-    server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None], waiting: Waiting
-) -> None:
-    watching = asyncio.create_task(_watch(server, hub, how, told, waiting))
+def _helper(how: Serving) -> HttpHelper | None:
+    if how.helper is None:
+        return None
+    if how.helper_token is None:
+        raise UserError(
+            "a helper answers who has its token: give --helper-token FILE, from the helper's folder"
+        )
+    return HttpHelper(how.helper, how.helper_token, how.helper_authority)
+
+
+async def _serve(server: uvicorn.Server, *watched: Any) -> None:
+    watching = asyncio.create_task(_watch(server, *watched))
     try:
         await server.serve()
     finally:
@@ -111,10 +147,13 @@ async def _serve(
 
 
 async def _watch(
-    server: uvicorn.Server, hub: Hub, how: Serving, told: Callable[[str], None], waiting: Waiting
+    server: uvicorn.Server,
+    how: Serving,
+    told: Callable[[str], None],
+    ended: Callable[[], Awaitable[bool]],
+    at_stop: Callable[[], Any],
 ) -> None:
-    """Tell where the server listens, stop it when the run has ended, if that is wanted, and answer the polls that
-    wait when it stops."""
+    """Tell where the server listens, and stop it when the run has ended."""
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
@@ -122,10 +161,10 @@ async def _watch(
     told(f"{scheme}://{how.host}:{port}")
     while not server.should_exit:
         await asyncio.sleep(CHECKED)
-        if how.until_end and await _has_ended(hub):
+        if await ended():
             await asyncio.sleep(LAST_ANSWERS)
             server.should_exit = True
-    waiting.wake()
+    at_stop()
 
 
 async def _has_ended(hub: Hub) -> bool:
@@ -161,10 +200,3 @@ def log_to_stderr(as_json: bool) -> None:
     handler.setFormatter(JsonLines() if as_json else words)
     logging.getLogger("partwise").addHandler(handler)
     logging.getLogger("partwise").setLevel(logging.INFO)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

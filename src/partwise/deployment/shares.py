@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from partwise.data.store import ClientStore
-from partwise.deployment.coordinator import Job
+from partwise.deployment.jobs import Job
 from partwise.device import Asked
 from partwise.metrics import Measured, Sums
 from partwise.model.partition import Partition
-from partwise.server.messages import Invitation, Slices
+from partwise.randomness import EVALUATION_ROUND, round_rng
+from partwise.server.messages import Invitation, Slices, key_data
 from partwise.types import UserError
 
 
@@ -24,6 +25,12 @@ class Share(NamedTuple):
     examples: ClientStore
     asked: Asked
     kept: Mapping[str, np.ndarray]
+
+
+def large_enough(store: ClientStore, least: int) -> dict[str, int]:
+    """The places of the clients that have so many examples, by name."""
+    names = store.client_ids.tolist()
+    return {str(names[place]): place for place in np.flatnonzero(store.counts >= least).tolist()}
 
 
 def clients_of(job: Job) -> Sequence[str]:
@@ -54,6 +61,12 @@ def moved(leaf: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def sums_of(measured: Measured) -> dict[str, Sums]:
     """The metrics that are sums. Others would need the scores and labels of all examples, which stay here."""
     return {name: each for name, each in measured.items() if isinstance(each, Sums)}
+
+
+def evaluation_rng(invitation: Invitation) -> np.ndarray:
+    """The randomness of an evaluation, which is the same for all versions: files have that of their version's
+    training."""
+    return key_data(round_rng(invitation.seed, EVALUATION_ROUND))
 
 
 def check_invitation(invitation: Invitation) -> None:

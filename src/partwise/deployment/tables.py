@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from partwise.types import UserError
 
-VERSION = 3  # of the tables
+VERSION = 4  # of the tables
 
 TABLES = sa.MetaData()
 ABOUT = sa.Table(
@@ -43,6 +43,8 @@ ROUND = sa.Table(
     sa.Column("opened", sa.Double, nullable=False),
     sa.Column("closer", sa.Text, nullable=False),
     sa.Column("closing_until", sa.Double, nullable=False),
+    sa.Column("stage", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("staged", sa.Double, nullable=False, server_default="0"),
 )
 TASKS = sa.Table(
     "tasks",
@@ -63,6 +65,13 @@ TASKS = sa.Table(
     sa.Column("clients", sa.Integer, nullable=False, server_default="1"),
     sa.Index("tasks_of_round", "number", "attempt", "device"),
     sa.Index("tasks_to_do", "state", "device"),
+)
+LETTERS = sa.Table(
+    "letters",
+    TABLES,
+    sa.Column("task", sa.Text, primary_key=True),
+    sa.Column("stage", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.LargeBinary, nullable=False),
 )
 VERSIONS = sa.Table(
     "versions",
@@ -111,6 +120,7 @@ MIGRATIONS: Mapping[int, Sequence[sa.Column[Any]]] = {
         KEYS.c.role,
     ),
     2: (TASKS.c.clients,),
+    3: (ROUND.c.stage, ROUND.c.staged),
 }
 
 

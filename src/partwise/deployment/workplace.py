@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from partwise.algorithm import Algorithm
 from partwise.checkpoint import digest_of
 from partwise.data.store import ClientStore
-from partwise.deployment.coordinator import Job
+from partwise.deployment.jobs import Job
 from partwise.deployment.link import Link, UnreachableError
 from partwise.deployment.own_store import OwnStore
-from partwise.deployment.page_reader import Reader
-from partwise.deployment.shares import Share, check_invitation, clients_of, moved, rows_of, sums_of
+from partwise.deployment.page_reader import GoneError, Reader
+from partwise.deployment.secret import Secret
+from partwise.deployment.shares import (
+    Share,
+    check_invitation,
+    clients_of,
+    evaluation_rng,
+    large_enough,
+    moved,
+    rows_of,
+    sums_of,
+)
 from partwise.device import Asked, Device
+from partwise.server.masked_form import MaskingForm
 from partwise.server.messages import About, Slices, about, read_slices, write_metrics
 from partwise.server.report_form import ReportForm
 from partwise.server.round import Refused
@@ -39,6 +50,7 @@ REFRESH = 10  # versions after which a local part is rebuilt, although the data 
 KEYS = "#keys:"  # before the name of a space: the keys whose rows a client keeps; no leaf has such a name
 # What a task of a server that lies can lead to. Nothing of it may stop an agent.
 TROUBLE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, MemoryError)
+Came = TypeVar("Came")
 
 
 class Worked(NamedTuple):
@@ -73,6 +85,10 @@ class Workplace:
             are not kept.
         precision: How updates are written (`server.report_form`).
         reader: Reads slices that are files; None if there are none.
+        least: Examples that a client must have to take part.
+        secret: What two servers need, if neither may read reports; and whether slices are fetched privately.
+        masking: How contributions are written that are masked; then tasks are not worked on one by one
+            (`deployment.masked_group`).
     """
 
     def __init__(
@@ -85,8 +101,13 @@ class Workplace:
         refresh: int | None = None,
         precision: str = PRECISION,
         reader: Reader | None = None,
+        least: int = 0,
+        secret: Secret | None = None,
+        masking: MaskingForm | None = None,
     ):
-        self._link, self._device, self._clients, self._own = link, Device(algorithm, precision), clients, own
+        self._link, self._clients, self._own, self._secret = link, clients, own, secret
+        self.masking = masking
+        self._device = Device(algorithm, precision, secret.sealing if secret else masking)
         self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         self._site: Site | None = None
         self._partition, self._keeps, self._refresh = algorithm.partition, set(algorithm.keeps), refresh
@@ -94,14 +115,15 @@ class Workplace:
         self._store: ClientStore | None = None
         self._places: dict[str, int] = {}
         self._unheard: Sent | None = None
-        self._reader = reader
+        self._reader, self._least = reader, least
 
     def look(self) -> set[str]:
-        """Look at the data. Returns the names of the clients that are there now."""
+        """Look at the data. Returns the names of the clients that are there now, and have enough examples."""
         store = self._clients()
         if store is not self._store:
             self._store, self._site = store, None
-            self._places = {str(name): place for place, name in enumerate(store.client_ids.tolist())}
+            self._places = large_enough(store, self._least)
+            _tell_too_small(store.num_clients, len(self._places), self._least)
         return set(self._places)
 
     def fits(self, here: About) -> bool:
@@ -111,18 +133,33 @@ class Workplace:
     def work(self, job: Job) -> Worked:
         """Work on one task. Everything but a server that does not answer ends in a `Worked`, with a line in the log
         if nothing was accepted."""
-        invitation = job.invitation
+        return told(job, self._tried(job, self._work))
+
+    def trained(self, job: Job) -> Sent | tuple[str, str]:
+        """Train for a task of one client. Returns what it would report, which is not sent; or why there is
+        nothing."""
+        if job.kind != "train" or len(clients_of(job)) > 1:
+            return "malformed", "masked sums are of single clients that train"
+        return self._tried(job, self._alone)
+
+    def keep(self, sent: Sent) -> None:
+        """Keep what is to be kept after a report was accepted."""
+        for share in sent.shares:
+            self._keep(share, sent.job.invitation.about.version)
+
+    def _tried(self, job: Job, work: Callable[[Job], Came]) -> Came | tuple[str, str]:
+        """What comes of the work on a task; or why nothing does, whatever the server sends."""
         try:
-            check_invitation(invitation)
-            if not self.fits(invitation.about):
-                refused = "model", "it is of another run or model"
-            elif not self._here(job):
-                refused = "client", "this device does not have its client"
-            else:
-                refused = self._work(job)
+            check_invitation(job.invitation)
+            if not self.fits(job.invitation.about):
+                return "model", "it is of another run or model"
+            if not self._here(job):
+                return "client", "this device does not have its client, or too few examples of it"
+            return work(job)
+        except GoneError as error:
+            return "gone", f"its version is not kept any more: {error}"
         except TROUBLE as error:
-            refused = "malformed", f"it makes no sense: {str(error) or repr(error)}"
-        return _told(job, refused)
+            return "malformed", f"it makes no sense: {str(error) or repr(error)}"
 
     def finish(self) -> Worked | None:
         """Send a report again to which the server's answer was lost; None if there is none."""
@@ -130,7 +167,7 @@ class Workplace:
             return None
         sent, refused = self._unheard, self._report(self._unheard)
         self._unheard = None
-        return _told(sent.job, refused)
+        return told(sent.job, refused)
 
     def _here(self, job: Job) -> list[str]:
         """Those clients of a task that are on this device."""
@@ -171,7 +208,7 @@ class Workplace:
         assert self._store is not None  # there are clients
         self._site = self._site or Site(lambda _: self._device.algorithm, {}, self._store)
         names, clients = self._here(job), len(job.clients)
-        _left_out(clients - len(names), "not here any more")
+        _left_out(clients - len(names), "not here any more, or with too few examples")
         places = [self._places[name] for name in names]
         asked = self._site.ask(places, job.invitation.seed, job.invitation.round)
         message = self._slices(job, asked.keys)
@@ -218,7 +255,10 @@ class Workplace:
         if job.slices:
             if self._reader is None:
                 raise UserError("its slices are files, and this device has no way to them")
-            return self._reader.slices(job.slices, keys, here)
+            found = self._reader.slices(job.slices, keys, here)
+            return found if job.kind == "train" else found._replace(rng=evaluation_rng(job.invitation))
+        if self._secret and self._secret.privately:
+            return self._secret.slices(self._link, self._partition, here, keys)
         message = self._link.slices(here.task, keys)
         if not isinstance(message, Refused) and about(message) != here:
             raise UserError("the slices are of another task")
@@ -232,8 +272,7 @@ class Workplace:
             raise UnreachableError(f"its answer to a report cannot be read: {error!r}") from None
         if isinstance(verdict, Refused):
             return verdict
-        for share in sent.shares:
-            self._keep(share, sent.job.invitation.about.version)
+        self.keep(sent)
         return None
 
     def _keep(self, share: Share, version: int) -> None:
@@ -281,13 +320,21 @@ class Workplace:
             log.warning("the local part of client '%s' is not finite, and is not kept", client)
 
 
+def _tell_too_small(all: int, enough: int, least: int) -> None:
+    """A line in the log if clients have too few examples to take part."""
+    if all > enough:
+        have, small = "has" if all - enough == 1 else "have", counted(all - enough, "client")
+        rest = "they join when they have more" if enough else "waiting until there are more"
+        log.info("%s of %d %s fewer than the run's %d examples: %s", small, all, have, least, rest)
+
+
 def _left_out(number: int, why: str) -> None:
     """A line in the log if clients of a task are not in its sum."""
     if number:
         log.warning("%s of a task: %s, and not in its sum", counted(number, "client"), why)
 
 
-def _told(job: Job, refused: tuple[str, str] | None) -> Worked:
+def told(job: Job, refused: tuple[str, str] | None) -> Worked:
     """What came of a task, in the log too if it was nothing."""
     clients, version = clients_of(job), job.invitation.about.version
     client = str(clients[0]) if len(clients) == 1 else counted(len(clients), "client")

@@ -1,0 +1,155 @@
+"""What a deployed run promises to its clients, and what its servers need to keep it.
+
+Over a network, noise and cohorts come from secret randomness: that of a simulation follows from the seed, which all
+devices are told.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from partwise.algorithm import Algorithm
+from partwise.checkpoint import read_file, write_file
+from partwise.config.guarded_heat import guarded_heats
+from partwise.config.protection import Protection, protection
+from partwise.config.settings import Config
+from partwise.data.heat import Heat
+from partwise.data.store import ClientStore
+from partwise.deployment.helper_link import HelperLink
+from partwise.deployment.masked_sums import MaskedSums
+from partwise.deployment.pair import Pair, make_agreement, with_promise
+from partwise.deployment.stages import FEWEST
+from partwise.metrics import Sums
+from partwise.model.partition import Partition
+from partwise.privacy.secret_noise import secret_normals
+from partwise.selection.key_heat import count_heats
+from partwise.server.total import Total
+from partwise.types import UserError
+
+COHORTS_FILE = "cohorts.key"  # what cohorts are drawn by; who knows it knows who takes part
+
+
+def promised_config(config: Config, num_clients: int) -> Config:
+    """The configuration with all that devices must know to make the same numbers: the population, and the noise."""
+    if config.privacy.clip is None:
+        return config
+    config = config.changed({"deploy.population": config.deploy.population or num_clients})
+    promised = protection(config, num_clients)
+    assert promised is not None
+    if not math.isinf(promised.budget) and promised.most_rounds(config.rounds) < config.rounds:
+        raise UserError(
+            f"privacy.epsilon = {promised.budget:g} is spent after {promised.most_rounds(config.rounds):,} rounds: "
+            f"give --rounds, or leave privacy.noise out, and it is found for all {config.rounds:,} rounds"
+        )
+    return config.changed({"privacy.noise": promised.ledger.rounds.noise})
+
+
+def check_promise(config: Config) -> None:
+    """Raise `UserError` if a configuration asks for something that a network cannot keep."""
+    part, deploy, way = config.privacy, config.deploy, config.serving.way
+    if way == "private" and part.sums != "two_servers":
+        raise UserError("serving.way = private needs two servers: set privacy.sums=two_servers")
+    if part.clip is None:
+        return
+    if part.noise_cohort:
+        raise UserError("privacy.noise_cohort is for simulations: nobody would be protected. Leave it out")
+    for name, usual in {"mechanism": "independent", "clip_quantile": 0.0, "rows": "all"}.items():
+        if getattr(part, name) != usual:
+            raise UserError(f"privacy.{name} = {getattr(part, name)} is for simulations so far: leave it out")
+    if config.cohort.sampling.startswith("apart"):
+        raise UserError("cohort.sampling = apart is for simulations so far: use poisson, or fixed")
+    for name in ("held_out", "buffer"):
+        if getattr(deploy, name):
+            raise UserError(f"with privacy.clip, deploy.{name} must be 0: its chances are not accounted for")
+    if part.sums != "plain":
+        if deploy.reports == "sum":
+            raise UserError(
+                f"privacy.sums = {part.sums} takes a report of each client: set deploy.reports=clients"
+            )
+        if deploy.precision != "float32":
+            raise UserError(f"privacy.sums = {part.sums} adds up whole numbers: set deploy.precision=float32")
+    if part.sums == "masked" and config.cohort.size < FEWEST:
+        raise UserError(
+            f"privacy.sums = masked hides a client among others: set cohort.size to at least {FEWEST}"
+        )
+
+
+def least_of(config: Config, quorum: int) -> int:
+    """The fewest reports that a secure sum is of. Cohorts that Poisson draws vary in size: half the quorum."""
+    if config.privacy.sums == "plain":
+        return 1
+    return quorum if config.cohort.sampling == "fixed" else math.ceil(quorum / 2)
+
+
+def make_pair(
+    algorithm: Algorithm, config: Config, run: str, least: int, helper: HelperLink | None
+) -> Pair | None:
+    """This server and its helper, if the run has two servers."""
+    if config.privacy.sums != "two_servers":
+        if helper is not None:
+            raise UserError("a helper was given, and this run has none (privacy.sums): leave --helper out")
+        return None
+    if helper is None:
+        raise UserError(
+            "this run has two servers (privacy.sums): give the second one with --helper URL and --helper-token "
+            "FILE (`partwise helper` starts one)"
+        )
+    agreement = with_promise(make_agreement(algorithm, run), config, config.deploy.population, least)
+    return Pair(agreement, algorithm, helper)
+
+
+def make_masked(algorithm: Algorithm, config: Config, run: str, least: int) -> MaskedSums | None:
+    """What adds up masked reports, if the run has them."""
+    if config.privacy.sums != "masked":
+        return None
+    agreement = with_promise(make_agreement(algorithm, run), config, config.deploy.population, least)
+    return MaskedSums(algorithm, agreement)
+
+
+def own_noise(promised: Protection) -> Callable[[Total], Total]:
+    """What adds noise to a sum that this server has added up itself."""
+    door = promised.door
+
+    def noisy(leaf: Any, deviation: float) -> Any:
+        drawn = deviation * secret_normals(int(np.size(leaf)))
+        return leaf + jnp.asarray(drawn.reshape(np.shape(leaf)), leaf.dtype)
+
+    def noise(total: Total) -> Total:
+        if not door.noise:
+            return total
+        update = {path: noisy(leaf, door.deviation) for path, leaf in total.update.items()}
+        loss = Sums(noisy(total.loss.value, door.count_deviation), total.loss.weight)
+        return total._replace(update=update, clients=noisy(total.clients, door.count_deviation), loss=loss)
+
+    return noise
+
+
+def known_heats(config: Config, partition: Partition, store: ClientStore) -> dict[str, Heat]:
+    """The heat that a server may know. If clients are promised privacy, it is counted with noise, or not at all."""
+    promised = protection(config, store.num_clients)
+    if promised is None:
+        by = "samples" if config.server.weighting == "examples" else "clients"
+        return count_heats(store, partition, by)
+    if config.server.mean != "heat":
+        return {}
+    return guarded_heats(partition, config, store, promised, secrets.randbits(256))
+
+
+def keep_cohort_seed(folder: Path, config: Config) -> None:
+    """Make what cohorts are drawn by, if it must be a secret."""
+    if config.privacy.clip is not None:
+        write_file(folder / COHORTS_FILE, secrets.token_hex(32).encode(), mode=0o600)
+
+
+def cohort_seed(folder: Path, config: Config) -> int:
+    """What cohorts are drawn by: the run's seed, or a secret if clients are promised privacy."""
+    if config.privacy.clip is None:
+        return config.seed
+    return int(read_file(folder / COHORTS_FILE), 16)
