@@ -13,13 +13,18 @@ import jax
 # Before JAX starts its backend, so that one device can be compared with two on any machine.
 jax.config.update("jax_num_cpu_devices", 2)
 
-# Many tests make the same program anew; within one session it need be compiled only once.
-_programs = tempfile.TemporaryDirectory(prefix="partwise-tests-")
-jax.config.update("jax_compilation_cache_dir", _programs.name)
+# Many tests make the same program anew; within one session, with all its processes, it need be compiled only once.
+# (A program's key has the folder's name in it, so it must be one folder for all.)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    programs = os.environ["JAX_COMPILATION_CACHE_DIR"]
+else:
+    _kept = tempfile.TemporaryDirectory(prefix="partwise-tests-")
+    programs = _kept.name
+jax.config.update("jax_compilation_cache_dir", programs)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-os.environ |= {  # for the processes that tests start
-    "JAX_COMPILATION_CACHE_DIR": _programs.name,
+os.environ |= {  # for the processes that tests start, and the workers of this session
+    "JAX_COMPILATION_CACHE_DIR": programs,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }

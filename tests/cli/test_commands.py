@@ -69,13 +69,18 @@ def test_evaluate_and_describe(output, run_folder):
 def test_serving_shows_the_trade_off(output, mistake, small, capsys):
     asked = ["serving", "planted", *small[:8], "--set", "cohort.size=5", "--rounds", "2"]
     told = output(*asked)
-    assert (told["task"], told["rounds"], told["keys"], len(told["lines"])) == ("planted", 2, {"item": 25}, 9)
+    assert (told["task"], told["rounds"], told["keys"], len(told["lines"])) == (
+        "planted",
+        2,
+        {"item": 25},
+        12,
+    )
     whole = {line["down_per_client"] for line in told["lines"] if line["way"] == "broadcast"}
     assert whole == {25 * 3 * 4 + 3 * 4}
     assert main(asked) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "pregenerated float16" in text
-    assert "Keys stay private with broadcast alone" in text
+    assert "Keys stay private with broadcast and private alone (* unless both servers" in text
     assert "at least 1 round" in mistake(*asked[:-1], "0")
     assert "nearest: on_demand" in mistake("train", *small, "--set", "serving.way=ondemand")
 
@@ -186,6 +191,24 @@ def test_the_bar_shows_the_whole_total_on_a_narrow_terminal(monkeypatch):
     assert "validation rmse 0.9876" in screen.getvalue()
 
 
+def test_privacy_shows_the_options(capsys, mistake, small, tmp_path, monkeypatch):
+    pytest.importorskip("numba", reason="the extra `privacy` is not installed")
+    monkeypatch.setattr("partwise.reports.privacy_noise.TARGETS", (8.0,))
+    asked = ["privacy", "planted", *small[:8], "--set", "cohort.size=5", "--set", "rounds=2"]
+    assert main([*asked, "--json", "--out", str(tmp_path / "privacy")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["task"], len(told["options"]), told["keys"]["item"]["keys"]) == ("planted", 4, 25)
+    assert {path.name for path in (tmp_path / "privacy").iterdir()} == {"privacy.png", "privacy.json"}
+    assert main(asked) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "- two servers, private retrieval: the server: nothing but the sum" in text
+    assert "both together: everything" in text
+    assert "Private retrieval of 'item' never has fewer bytes" in text
+    assert "for epsilon 8 (poisson)" in text
+    assert "Signal to noise of a row of 'item'" in text
+    assert "unknown task 'plantd'" in mistake("privacy", "plantd")
+
+
 def test_heat_shows_who_holds_what(capsys, output, mistake, small, tmp_path):
     small = ["heat", "planted", *small[:8]]
     told = output(*small, "--split", "all")
@@ -206,6 +229,7 @@ def test_without_a_command_they_are_listed(capsys):
     assert main([]) == 2
     told = capsys.readouterr().err
     assert "personalize" in told
+    assert "which protection a task's clients can have" in " ".join(told.split())
     assert "list the algorithms" in told
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from partwise.cli import main
+from partwise.deployment.auth import DeviceKey
 from partwise.deployment.certificates import make_certificates
 
 SETTINGS = ["--set", "data.num_clients=30", "--set", "data.num_items=20", "--set", "data.mean_examples=12"]
 SETTINGS += ["--set", "data.dim=2", "--set", "deploy.population=24", "--cohort", "4", "--rounds", "2"]
+JOIN = ["join", "https://127.0.0.1:1", "--data", "x.csv", "--key", "KEY"]
 
 
 def start(log, *arguments):
@@ -124,27 +128,64 @@ def test_deploy_trains_a_whole_federation(tmp_path, capsys):
             ["serve", "planted", "--out", "run", "--certificate", "no.pem", "--key", "no.key"],
             "no file 'no.pem'",
         ),
+        (
+            ["serve", "planted", "--out", "run", "--certificate", "server.pem", "--key", "key.pem"],
+            "not a certificate and its key",
+        ),
+        (["serve", "planted", "--out", "run", "--port", "99999"], "from 1 to 65,535"),
+        (["serve", "planted", "--out", "run", "--port", "TAKEN"], "cannot listen on 127.0.0.1"),
+        (
+            ["serve", "planted", "--out", "run", "--host", "no.host.invalid", "--proxy"],
+            "cannot listen on no.host",
+        ),
         (["serve", "--out", "run"], "holds no run yet"),
         (["join", "https://127.0.0.1:1", "--data", "x.csv", "--key", "none.pem"], "none.pem"),
         (["join", "ftp://here", "--data", "x.csv", "--key", "KEY"], "must begin with https://"),
+        (
+            ["join", "https://127.0.0.1:1", "--data", "x.csv", "--key", "KEY", "--authority", "no.pem"],
+            "'no.pem' holds",
+        ),
+        (
+            ["join", "https://127.0.0.1:1", "--data", "x.csv", "--key", "KEY", "--authority", "KEY"],
+            "'key.pem' holds",
+        ),
         (["enroll", "nowhere"], "holds no run"),
+        (["enroll", "nowhere", "--operator", "ada"], "holds no run"),
+        (["enroll", "nowhere", "--days", "-3"], "--days must be more than 0"),
+        (["enroll", "nowhere", "--days", "nan"], "--days must be more than 0"),
+        (
+            ["enroll", "https://127.0.0.1:1", "--key", "KEY", "--token", "KEY"],
+            "'key.pem' holds no operator's token",
+        ),
         (["enroll", "https://127.0.0.1:1", "--key", "KEY"], "operator's token"),
         (["enroll", "https://127.0.0.1:1", "--operator", "ada"], "on the server's host"),
         (["revoke", "nowhere", "ann"], "holds no run"),
         (["deploy", "planted", "--devices", "0"], "0 devices cannot share"),
+        (["deploy", "planted", "--out", "there"], "'there' holds a run already: choose another folder"),
         (["deploy", "planted", "--set", "deploy.buffer=99", "--devices", "1"], "never full"),
         (["deploy", "planted", "--algorithm", "fed_avg", "--devices", "1"], "a device does not know"),
         (["personalize", "https://127.0.0.1:1", "--client", "x.csv", "--out", "l"], "device's key"),
         (["predict", "https://127.0.0.1:1", "--local", "l", "--client", "x.csv"], "no model was fetched"),
     ],
 )
-def test_what_a_person_gets_wrong(arguments, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    if "KEY" in arguments:
-        from partwise.deployment.auth import DeviceKey
-
-        DeviceKey.new().save(tmp_path / "key.pem")
-        arguments = ["key.pem" if text == "KEY" else text for text in arguments]
+def test_what_a_person_gets_wrong(arguments, words, capsys, place):
+    arguments = [{"KEY": "key.pem", "TAKEN": str(place)}.get(text, text) for text in arguments]
     assert main(arguments) == 2
     assert words in " ".join(capsys.readouterr().err.split())
+    assert not Path("run").exists()  # the same command, mended, begins the run
+    assert not Path("ada.token").exists()
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a key, a certificate and what looks like a run, and a port in use."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    DeviceKey.new().save("key.pem")
+    make_certificates(".")
+    Path("there").mkdir()
+    Path("there/config.toml").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]

@@ -144,6 +144,7 @@ COMMANDS = [
     ["describe", "planted"],
     ["serving", "planted"],
     ["heat", "planted"],
+    ["privacy", "planted"],
 ]
 
 
@@ -151,7 +152,11 @@ COMMANDS = [
 def test_tables_fit_80_characters_and_nothing_in_them_is_cut(command, small, capsys, monkeypatch):
     monkeypatch.setattr(show, "out", Console(width=80, **show.AS_IT_IS))
     changes = [] if command[0] in ("tasks", "algorithms", "bench", "settings") else small[:8]
-    more = ["--set", "cohort.size=5"] if command[0] == "serving" else []
+    if command[0] == "privacy":
+        pytest.importorskip("numba", reason="the extra `privacy` is not installed")
+        monkeypatch.setattr("partwise.reports.privacy_noise.TARGETS", (8.0,))
+    more = ["--set", "cohort.size=5"] if command[0] in ("serving", "privacy") else []
+    more += ["--set", "rounds=2"] if command[0] == "privacy" else []
     assert main([*command, *changes, *more]) == 0
     text = capsys.readouterr().out
     assert "…" not in text

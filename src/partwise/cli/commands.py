@@ -246,6 +246,20 @@ def serving(options: Options) -> Result:
     return result
 
 
+def privacy(options: Options) -> Result:
+    """`partwise privacy`."""
+    from partwise.cli.show_privacy import show_options
+    from partwise.config.settings import parse_assignments
+    from partwise.reports.privacy_options import compare_options
+
+    result = compare_options(options.task, options.data, parse_assignments(options.set), options.out)
+    if not options.json:
+        show_options(result)
+        if options.out:
+            show.say(f"Picture and JSON are in {options.out}.")
+    return result
+
+
 def heat(options: Options) -> Result:
     """`partwise heat`."""
     from partwise.config.settings import parse_assignments

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import importlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +20,57 @@ from partwise.types import UserError, counted
 
 Options = argparse.Namespace
 Result = Mapping[str, Any]
-DAY = 86_400
+DAY, MOST_DAYS = 86_400, 36_500
 TRIAL_ROUNDS = 20  # of `partwise deploy`, if nobody says how many
+EXTRAS = {  # package -> the extra that brings it
+    **dict.fromkeys(
+        (
+            "cryptography",
+            "prometheus_client",
+            "psutil",
+            "sqlalchemy",
+            "starlette",
+            "urllib3",
+            "uvicorn",
+            "zstandard",
+        ),
+        "deploy",
+    ),
+    **dict.fromkeys(("flwr", "httpx"), "flower"),
+    "psycopg": "postgres",
+}
 
 
+@contextlib.contextmanager
+def needed() -> Iterator[None]:
+    """For commands that need an extra: say which one, if it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in EXTRAS:
+            raise
+        raise UserError(
+            f"this needs the package {name}, which is not installed: pip install 'partwise[{EXTRAS[name]}]'"
+        ) from None
+
+
+@needed()
 def serve(options: Options) -> Result:
     """`partwise serve`."""
     from partwise.cli.commands import asked
     from partwise.deployment.federation import found_run
+    from partwise.deployment.helper_link import HelperDownError
     from partwise.deployment.journal import JournalDownError
     from partwise.deployment.serve import Serving, log_to_stderr, serve
     from partwise.runs.folder import Folder
     from partwise.runs.resolve import resolve
 
     names = ("host", "port", "certificate", "key", "proxy", "journal", "files", "place", "until_end")
-    how = Serving(**{name: getattr(options, name) for name in names}).check()
+    names += ("helper", "helper_token", "helper_authority")
+    how = Serving(**{name: getattr(options, name) for name in names})
+    if options.engine == "http":
+        how.check()  # before anything is written
     if not Folder(options.out).exists():
         task, recorded, changes = asked(options)
         if task is None:
@@ -45,9 +83,14 @@ def serve(options: Options) -> Result:
             f"'{options.out}' holds a run already, which keeps its settings: leave out the task and --set, or "
             f"choose another folder with --out"
         )
+    if options.engine == "flower":
+        return _app_for_flower(options)
     log_to_stderr(options.log == "json")
     begin_work()
-    hub = serve(options.out, how, lambda url: show.say(url))
+    try:
+        hub = serve(options.out, how, lambda url: show.say(url))
+    except HelperDownError as error:
+        raise UserError(f"{error}: start it first (`partwise helper`)") from None
     try:
         row = hub.round()
     except JournalDownError as error:
@@ -57,15 +100,48 @@ def serve(options: Options) -> Result:
     return {"folder": options.out, "version": row.number, "phase": row.phase}
 
 
+def _app_for_flower(options: Options) -> Result:
+    """Write the app that serves a run at a SuperLink."""
+    from partwise.deployment.flower_trial import write_app
+
+    given = {name: getattr(options, name) for name in ("journal", "files", "place")}
+    app = write_app(Path(options.out), **given)
+    told = f"The run is served at a SuperLink by: flwr run {app} --stream"
+    return _said(options, told, {"folder": options.out, "app": str(app)})
+
+
+@needed()
+def helper(options: Options) -> Result:
+    """`partwise helper`."""
+    from partwise.deployment.helper import Helper
+    from partwise.deployment.serve import Serving, log_to_stderr, serve_helper
+
+    names = ("host", "port", "certificate", "key", "proxy")
+    how = Serving(**{name: getattr(options, name) for name in names}).check()
+    if options.least < 1:
+        raise UserError(f"--least is {options.least}: a sum is of 1 report or more, and should be of many")
+    log_to_stderr(options.log == "json")
+    desk = Helper(options.out, options.least)
+    show.say(f"The helper's key, for devices: {desk.public.hex()}")
+    begin_work()
+    serve_helper(desk, how, lambda url: show.say(url))
+    return {"folder": options.out, "key": desk.public.hex()}
+
+
+@needed()
 def enroll(options: Options) -> Result:
     """`partwise enroll`."""
+    from partwise.checkpoint import write_file
     from partwise.deployment.auth import DeviceKey, KeyRow, device_of, new_token
 
+    if not 0 < options.days <= MOST_DAYS:
+        raise UserError(f"--days must be more than 0 and at most {MOST_DAYS:,}, not {options.days:g}")
     expires = time.time() + options.days * DAY
     if options.operator:
         token, row = new_token(options.operator)
-        path = _new_file(options.key or f"{options.operator}.token", token.encode())
+        path = _unused(options.key or f"{options.operator}.token")
         _change(options, lambda ring: ring.enroll(row._replace(expires=expires)), None)
+        write_file(path, token.encode(), mode=0o600)
         told = f"Operator {options.operator} may log in with the token in {path}."
         return _said(options, told, {"operator": options.operator, "token": str(path)})
     if options.public:
@@ -83,24 +159,25 @@ def enroll(options: Options) -> Result:
     )
 
 
+@needed()
 def revoke(options: Options) -> Result:
     """`partwise revoke`."""
     _change(options, lambda ring: ring.revoke(options.name), ("/v1/operator/revoke", {"name": options.name}))
     return _said(options, f"'{options.name}' may not take part any more.", {"revoked": options.name})
 
 
+@needed()
 def join(options: Options) -> Result:
     """`partwise join`."""
     from partwise.deployment.agent import run_agent
-    from partwise.deployment.auth import DeviceKey
-    from partwise.deployment.http_link import HttpLink
     from partwise.deployment.serve import log_to_stderr
 
-    link = HttpLink(options.url, DeviceKey.load(options.key), options.authority)
-    log_to_stderr(options.log == "json")
     accepted = refused = 0
-    for done in run_agent(link, options.data, options.store, options.policy, options.id, options.most):
-        accepted, refused = accepted + done.accepted, refused + (not done.accepted)
+    with _link(options) as link:
+        log_to_stderr(options.log == "json")
+        given = (link, options.data, options.store, options.policy, options.id, options.most)
+        for done in run_agent(*given, helper_key=options.helper_key):
+            accepted, refused = accepted + done.accepted, refused + (not done.accepted)
     told = (
         f"{counted(accepted, 'report')} accepted, {refused} not; {link.bytes_down:,} bytes down, "
         f"{link.bytes_up:,} up."
@@ -114,6 +191,26 @@ def join(options: Options) -> Result:
     return _said(options, told, counts)
 
 
+@contextlib.contextmanager
+def _link(options: Options) -> Iterator[Any]:
+    """The way to the run: over HTTP, or through Flower."""
+    if options.url.startswith("flower"):
+        from partwise.deployment.flower_link import FlowerLink
+        from partwise.deployment.flower_node import node_at
+
+        with node_at(options.url, options.authority, options.key) as mail:
+            link = FlowerLink(mail, options.authority)
+            yield link
+            link.close()
+        return
+    from partwise.deployment.auth import DeviceKey
+    from partwise.deployment.http_link import HttpLink
+
+    if not options.key:
+        raise UserError("give this device's key: --key FILE (`partwise enroll` makes one)")
+    yield HttpLink(options.url, DeviceKey.load(options.key), options.authority)
+
+
 def kept_model(run: str) -> Path:
     """The folder of a run; of a URL, the folder with the model that was fetched from there."""
     if not _is_url(run):
@@ -125,6 +222,7 @@ def kept_model(run: str) -> Path:
     return place_of(run)
 
 
+@needed()
 def refreshed(options: Options) -> Path:
     """The folder of a run; of a URL, after fetching the newest version of its model, if the server answers."""
     if not _is_url(options.run_folder):
@@ -153,18 +251,31 @@ def refreshed(options: Options) -> Path:
     return place
 
 
+@needed()
 def deploy(options: Options) -> Result:
     """`partwise deploy`."""
     from partwise.cli.commands import asked, free_folder
+    from partwise.config.protection import protection
     from partwise.deployment.trial import run_trial
     from partwise.runs.evaluation import evaluate_run
+    from partwise.runs.folder import Folder
     from partwise.runs.resolve import resolve
     from partwise.runs.train import Status
     from partwise.simulation.mesh import use_all_cores
 
     use_all_cores()
+    if options.out is not None and Folder(options.out).exists():
+        raise UserError(f"'{options.out}' holds a run already: choose another folder with --out")
     name, recorded, changes = asked(options)
     changes.setdefault("rounds", TRIAL_ROUNDS)
+    engine, told = _engine(options.engine)
+    if options.engine == "flower":
+        changes.setdefault("serving.way", "broadcast")
+        if changes["serving.way"] != "broadcast":
+            raise UserError(
+                f"serving.way = {changes['serving.way']} is not for --engine flower, whose letters have the "
+                f"slices: set it to broadcast, or leave it out"
+            )
     task, config = resolve(name or "planted", options.data, changes, options.preset, recorded)
     if "deploy.population" not in changes:
         config = config.changed({"deploy.population": task.train.num_clients})
@@ -175,30 +286,47 @@ def deploy(options: Options) -> Result:
         show_round = lambda far: progress(
             Status(far.round, config.rounds, far.records[-1]["loss"] or float("nan"), None)
         )
-        folder = run_trial(task, config, out, options.devices, show_round, progress)
+        folder = run_trial(task, config, out, options.devices, show_round, progress, engine)
         trained = time.perf_counter() - began
         progress("evaluating")
     result = evaluate_run(out, "test", {}, options.data)
-    records = folder.records()
+    records, config = folder.records(), folder.config()
+    promised = protection(config, config.deploy.population)
     summary = {
         "task": task.name,
         "algorithm": config.algorithm,
         "rounds": config.rounds,
         "devices": options.devices,
-        "reports": sum(record["reports"] for record in records),
+        "reports": None if promised else sum(record["reports"] for record in records),
         "seconds": trained,
         "test": result,
+        "privacy": promised and promised.promise(config.rounds),
         "folder": str(out),
     }
     if not options.json:
         show.evaluation(
             result, f"{config.algorithm} on {task.name}: {counted(config.rounds, 'round')}, test clients"
         )
+        if promised:
+            show.promise(summary["privacy"])
+        sent = "reported" if promised else f"sent {counted(summary['reports'], 'report')}"
         show.say(
-            f"{counted(options.devices, 'device')} sent {counted(summary['reports'], 'report')} over TLS in "
+            f"{counted(options.devices, 'device')} {sent} {told} in "
             f"{trained:.1f} s, from the start of the processes to their end. Their logs and the model are in {out}."
         )
     return summary
+
+
+def _engine(name: str) -> tuple[Any, str]:
+    """What starts the processes of a trial, and the words for it."""
+    if name == "flower":
+        from partwise.deployment.flower_trial import through_flower
+
+        importlib.import_module("flwr")  # that it is missing is said before anything is written
+        return through_flower, "through a SuperLink of Flower, over TLS,"
+    from partwise.deployment.trial import over_http
+
+    return over_http, "over TLS"
 
 
 def _change(
@@ -229,10 +357,11 @@ def _post(options: Options, path: str, body: Mapping[str, Any]) -> None:
         raise UserError(
             "a server at a URL needs an operator's token: --token FILE (`partwise enroll RUN --operator NAME`)"
         )
-    from partwise.checkpoint import read_file
+    from partwise.deployment.auth import read_token
+    from partwise.deployment.http_link import trusted
 
-    token = read_file(Path(options.token)).decode().strip()
-    pool = urllib3.PoolManager(ca_certs=options.authority, retries=False, timeout=30)
+    token = read_token(options.token)
+    pool = urllib3.PoolManager(ca_certs=trusted(options.authority), retries=False, timeout=30)
     try:
         answer = pool.request(
             "POST",
@@ -260,12 +389,9 @@ def _public(text: str) -> bytes:
     return public
 
 
-def _new_file(path: str, content: bytes) -> Path:
-    from partwise.checkpoint import write_file
-
+def _unused(path: str) -> Path:
     if Path(path).exists():
         raise UserError(f"'{path}' is there already: choose another name with --key")
-    write_file(Path(path), content, mode=0o600)
     return Path(path)
 
 

@@ -165,12 +165,26 @@ def _add_rest(command: Command) -> None:
     sub.add_argument("--rounds", type=int, default=5, metavar="N", help="cohorts drawn; nothing is trained")
     _add_set(sub)
     _add_heat(command)
+    _add_privacy(command)
     command("tasks", commands.tasks, "list the tasks")
     command("algorithms", commands.algorithms, "list the algorithms")
     sub = command("describe", commands.describe, "a task's parameters, roles and bytes, and its clients")
     sub.add_argument("task")
     sub.add_argument("--data")
     _add_set(sub)
+
+
+def _add_privacy(command: Command) -> None:
+    more = (
+        ": who sees what of a client, bytes, seconds that are measured here, and noise. Nothing is trained."
+    )
+    sub = command(
+        "privacy", commands.privacy, "which protection a task's clients can have, and its price", more
+    )
+    sub.add_argument("task", help="a name from `partwise tasks`")
+    sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
+    _add_set(sub)
+    sub.add_argument("--out", help="folder for privacy.png and privacy.json (default: none)")
 
 
 def _add_heat(command: Command) -> None:

@@ -44,13 +44,25 @@ def summary(told: Mapping[str, Any], folder: Any) -> None:
     """The end of a run: metrics, what was left out, costs, and the folder."""
     _metrics(told)
     _left_out(told)
+    if told.get("privacy"):
+        promise(told["privacy"])
+    down, up = told["bytes_down_per_client"], told["bytes_up_per_client"]
+    fetched = f"; a client fetched {down / 1e3:.1f} kB and sent {up / 1e3:.1f} kB a round" if down else ""
     say(
-        f"{_clients(told['test'])}; a client fetched {told['bytes_down_per_client'] / 1e3:.1f} kB and sent "
-        f"{told['bytes_up_per_client'] / 1e3:.1f} kB a round; {1e3 * told['seconds_per_round']:.2f} ms a round "
+        f"{_clients(told['test'])}{fetched}; {1e3 * told['seconds_per_round']:.2f} ms a round "
         f"({counted(told['lanes'], 'lane')}, {told['device']}), {told['seconds_compile']:.1f} s compiling, "
         f"{told['seconds_total']:.1f} s in all, from the start of the command."
     )
     say(f"Recorded in {folder} (curve.png, metrics.jsonl, summary.json, model.safetensors).")
+
+
+def promise(told: Mapping[str, Any]) -> None:
+    """What clients are promised."""
+    what = "SIMULATED, nobody is protected: " if told["simulated"] else ""
+    say(
+        f"Privacy: {what}epsilon {told['epsilon']:.3g} at delta {told['delta']:.2g} for {told['unit']} "
+        f"({told['relation']}), if {'; '.join(told['rests_on'])}. Not covered: {told['not_covered']}."
+    )
 
 
 def _metrics(told: Mapping[str, Any]) -> None:
@@ -208,7 +220,7 @@ def _serving_cells(line: Mapping[str, Any]) -> list[str]:
         f"{line['computed_per_round']:,.0f}",
         f"{line['cache_hit_rate']:.0%}" if asked else "-",
         f"{line['peak']:,}",
-        line["keys_seen_by"],
+        line["keys_seen_by"].replace(", unless both servers tell each other", " *"),
     ]
 
 
@@ -221,7 +233,7 @@ def _serving_words(best: Mapping[str, Any]) -> str:
     return (
         f"Fewest bytes down per client: {down}, {best['down_per_client'] / 1e3:,.1f} kB. Least work for the "
         f"server: {' and '.join(best['work'])} (slices computed a round, with a cache: {work}). Keys stay private "
-        f"with {' and '.join(best['private'])} alone; of the others only pregenerated allows private retrieval."
+        f"with {' and '.join(best['private'])} alone (* unless both servers tell each other)."
     )
 
 
