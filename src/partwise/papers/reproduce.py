@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import remove_temporary_files, write_file
-from partwise.papers import defaults, fedrecon, fedrecon_words, fedsubavg, staleness, theory
+from partwise.papers import defaults, fedrecon, fedrecon_words, fedsubavg, private_ratings, staleness, theory
 from partwise.papers import fedselect as select
 from partwise.papers.study import PARTS
 from partwise.runs.document import to_json
@@ -79,6 +79,10 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "fedsubavg-figure4": Reproduction("FedSubAvg, Figure 4 (and Table 3): curves", fedsubavg.table3),
     "defaults": Reproduction(
         "what a task starts from beside the paper's settings: MovieLens, twenty seeds", defaults.defaults, 20
+    ),
+    "privacy-movielens": Reproduction(
+        "what epsilon 1, 4 and 8 cost in accuracy, Poisson and BLT: MovieLens",
+        private_ratings.private_ratings,
     ),
     "fedsubavg-theory": Reproduction("FedSubAvg, Example 1, Theorems 1 and 2: MovieLens", theory.theory, 1),
 }
