@@ -263,12 +263,13 @@ class Fleet:
         found_run(found, self.config, folder / "run")
         self.certificates = make_certificates(folder)
 
-    def serve(self, *more: str) -> Process:
+    def serve(self, *more: str, tls: bool = True) -> Process:
         """A server process that listens."""
         database = ["--journal", self.journal] if self.journal else []
-        tls = ["--certificate", self.certificates.server, "--key", self.certificates.key]
-        given = ["--out", self.folder / "run", "--port", "0", *database, *([] if "--proxy" in more else tls)]
-        process = self.start("serve", *given, *more)
+        with_tls = ["--certificate", self.certificates.server, "--key", self.certificates.key] if tls else []
+        process = self.start(
+            "serve", "--out", self.folder / "run", "--port", "0", *database, *with_tls, *more
+        )
         until(lambda: process.told("http") or process.popen.poll() is not None)
         return process._replace(url=process.told("http")[0])
 

@@ -50,7 +50,7 @@ def test_one_server_on_sqlite(fleet, algorithm):
 
 def two_servers(run, nginx, port, *more):
     """Two server processes behind one nginx, at this port. Returns the URL that devices are given."""
-    urls = [run.serve("--proxy", *more).url for _ in range(2)]
+    urls = [run.serve("--proxy", *more, tls=False).url for _ in range(2)]
     upstream = " ".join(f"server {url.removeprefix('http://')};" for url in urls)
     nginx(
         run.folder / "slices",
