@@ -43,7 +43,7 @@ POISSON = {"cohort.sampling": "poisson"}
 STYLES = ("-", "--", ":")  # of epsilons
 
 
-class Line(NamedTuple):
+class Promised(NamedTuple):
     """A way to train, its colour in the picture, and what differs from the task's settings."""
 
     name: str
@@ -93,21 +93,21 @@ def private_ratings(
     return {"rows": rows, "clients": task.train.num_clients, "cohort": config.cohort.size}
 
 
-def lines_of(config: Config, num_clients: int, quick: bool) -> list[Line]:
+def lines_of(config: Config, num_clients: int, quick: bool) -> list[Promised]:
     """The lines of the table. A wait is at most so long that every group has a cohort."""
     wait = min(WAIT, num_clients // config.cohort.size)
     apart = {"cohort.sampling": f"apart:{wait}", "privacy.mechanism": "blt"}
     larger = {**POISSON, "privacy.noise_cohort": min(LARGER, num_clients)}
     lines = [
-        Line("without privacy", QUIET, POISSON),
-        Line("clipped, no noise", "#3a7d44", {**POISSON, "privacy.noise": 0.0}),
+        Promised("without privacy", QUIET, POISSON),
+        Promised("clipped, no noise", "#3a7d44", {**POISSON, "privacy.noise": 0.0}),
     ]
     for epsilon in EPSILONS[:1] if quick else EPSILONS:
         budget = {"privacy.epsilon": epsilon}
         lines += [
-            Line("Poisson", INK, {**POISSON, **budget}, epsilon),
-            Line("BLT", RED, {**apart, **budget}, epsilon),
-            Line("noise of cohorts of 1,000 (simulation)", "#b8860b", {**larger, **budget}, epsilon),
+            Promised("Poisson", INK, {**POISSON, **budget}, epsilon),
+            Promised("BLT", RED, {**apart, **budget}, epsilon),
+            Promised("noise of cohorts of 1,000 (simulation)", "#b8860b", {**larger, **budget}, epsilon),
         ]
     return lines
 
@@ -115,7 +115,7 @@ def lines_of(config: Config, num_clients: int, quick: bool) -> list[Line]:
 def train_line(
     task: Task,
     config: Config,
-    line: Line,
+    line: Promised,
     seeds: Sequence[int],
     clips: Sequence[float],
     progress: OnStatus,
@@ -166,7 +166,7 @@ def _train(
     return curve
 
 
-def _row(line: Line, found: Found) -> dict[str, Any]:
+def _row(line: Promised, found: Found) -> dict[str, Any]:
     """A row as in `reproduce --json`."""
     return {
         "row": line.words,
@@ -184,7 +184,7 @@ def _row(line: Line, found: Found) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, lines: Sequence[Line], rows: Sequence[Mapping[str, Any]], quick: bool) -> None:
+def _draw(path: Path, lines: Sequence[Promised], rows: Sequence[Mapping[str, Any]], quick: bool) -> None:
     """RMSE of validation clients by round, and of test clients by epsilon."""
     figure = Figure(figsize=(10.5, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
