@@ -22,6 +22,7 @@ from partwise.deployment.helper_server import helper_application
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.offered import algorithm_of
 from partwise.deployment.secret import secret_of
+from partwise.privacy.selection_bits import POINTS, STRINGS, way_of
 from partwise.privacy.sum_words import SumWords
 from partwise.privacy.two_servers import for_helper, make_parts, with_noise
 from partwise.runs.resolve import resolve
@@ -99,8 +100,16 @@ def simulated(prepared, config, hub, noise=None):
     return plain.state.params
 
 
-def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll):
-    prepared, config, hub, offer, url, _ = pair(SECRET)
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        ({}, STRINGS),
+        pytest.param({"data.num_items": 6500, "privacy.keys": 4}, POINTS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll, changes, way):
+    prepared, config, hub, offer, url, _ = pair(SECRET | changes)
+    assert way_of(hub.coordinator.server.sealed.agreement.layout("item")) is way
     take_part(url, offer, hub, enroll, prepared.store)
     assert hub.round().phase == "ended"
     for path, leaf in simulated(prepared, config, hub).items():

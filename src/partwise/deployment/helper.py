@@ -85,13 +85,13 @@ class Helper:
             for old in sorted(mine)[:-VERSIONS_KEPT]:
                 del self._rows[old]
 
-    def slices(self, run: str, version: int, task: str, sealed: bytes) -> bytes:
+    def slices(self, run: str, version: int, task: str, public: bytes, sealed: bytes) -> bytes:
         """The answer to a client's question, which the first server brings."""
         with self._lock:
             tables = self._rows.get((run, version))
         if tables is None:
             raise UnknownVersionError(f"the rows of version {version} of run '{run}' are not here")
-        return helper_answer(self.agreement(run), self._private, tables, version, task, sealed)
+        return helper_answer(self.agreement(run), self._private, tables, version, task, public, sealed)
 
     def share(self, run: str, version: int, body: bytes) -> bytes:
         """This server's share of the sum of reports, with its noise."""
