@@ -162,7 +162,7 @@ class MaskedRounds:
     def _settings(self, row: RoundRow, num_advertised: int) -> MaskSettings:
         """The graph is drawn by what cohorts are drawn by, which clients do not know."""
         drawing = self._rules.seed if self._rules.drawing is None else self._rules.drawing
-        text = f"graph/{drawing}/{self._run}/{row.number}/{row.attempt}"
+        text = f"graph/{drawing!r}/{self._run}/{row.number}/{row.attempt}"
         return mask_settings(num_advertised, hashlib.sha256(text.encode()).digest())
 
     def _is_full(self, number: int) -> bool:
