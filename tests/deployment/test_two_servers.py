@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("numba", reason="the extra `privacy` is not installed")
 
 from partwise.algorithms.registry import prepare
+from partwise.checkpoint import to_bytes
 from partwise.deployment import helper as helper_module
 from partwise.deployment import pair as first_server
 from partwise.deployment.agent import Agent
@@ -222,6 +223,42 @@ def test_the_helper_answers_a_sum_once(pair):
         again.agree(agreement._replace(run="other", least=1).to_json().encode())
     with pytest.raises(UserError, match="knows no run 'nobody'"):
         again.share("nobody", 0, b"")
+
+
+def test_a_version_has_the_rows_that_the_helper_was_given_first(pair):
+    """Answers to one question of two tables would differ by the rows that a client asked for."""
+    _, _, hub, _, _, helper = pair(SECRET)
+    run, form = hub.pair.agreement.run, hub.pair.agreement.tables["item"]
+    rows = np.zeros((form.num_keys, form.row_bytes), np.uint8)
+    helper.put_rows(run, 7, to_bytes({"item": rows}))
+    helper.put_rows(run, 7, to_bytes({"item": rows}))
+    changed = rows.copy()
+    changed[3, 1] = 1
+    with pytest.raises(UserError, match="had other rows before: the same question"):
+        helper.put_rows(run, 7, to_bytes({"item": changed}))
+    helper.put_rows(run, 8, to_bytes({"item": changed}))
+    helper.close()
+    again = Helper(helper.folder)  # it was killed
+    with pytest.raises(UserError, match="had other rows before"):
+        again.put_rows(run, 7, to_bytes({"item": changed}))
+    again.put_rows(run, 7, to_bytes({"item": rows}))
+    again.close()
+
+
+def test_the_helper_gets_the_rows_of_versions_that_stay(pair, enroll, monkeypatch):
+    """A version that is not in the book can still become another one, with other noise."""
+    prepared, config, hub, offer, url, _ = pair(SECRET | {"privacy.noise": 0.5})
+    publish, seen = hub.pair.publish, []
+
+    def watched(number, params):
+        seen.append(number)
+        for path, leaf in hub.state(number).params.items():  # it is in the book
+            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(params[path]))
+        publish(number, params)
+
+    monkeypatch.setattr(hub.pair, "publish", watched)
+    take_part(url, offer, hub, enroll, prepared.store)
+    assert seen == [*range(1, config.rounds + 1)]
 
 
 def test_nobody_without_the_token_is_answered(pair, tmp_path):

@@ -64,7 +64,7 @@ class Pair:
         self._making = threading.Lock()
 
     def publish(self, number: int, params: Mapping[str, Any]) -> None:
-        """Give the helper the rows of a version, before clients ask for them."""
+        """Give the helper the rows of a version. It takes no others for it afterwards."""
         self._helper.put_rows(self.agreement.run, number, self._rows(params))
 
     def slices(self, belongs: About, params: Mapping[str, Any], rng: Any, message: bytes) -> bytes:
