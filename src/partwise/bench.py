@@ -325,7 +325,8 @@ def measure_agent(case: Case, data: str | None) -> dict[str, Any]:
 
 def _private_slices(quick: bool) -> list[Case]:
     """Rows of 96 float32: how many keys a client has, of how many."""
-    sizes = [(50, 10**3)] if quick else [(10**2, 10**4), (10**3, 10**4), (10**2, 10**5), (10**3, 10**5)]
+    large = [(10**2, 10**4), (10**3, 10**4), (10**2, 10**5), (10**3, 10**5), (10**2, 10**6)]
+    sizes = [(50, 10**3)] if quick else large
     return [Case(f"{m:,} of {k:,}", "", {"of": (k, m, 96)}, 1, measure_private_slices) for m, k in sizes]
 
 

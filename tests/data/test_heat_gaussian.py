@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partwise.data.heat_gaussian import Counted, count_limited, deviation, gaussian_heats
+from partwise.privacy.secret_draws import draws_of
 from partwise.types import UserError
 
 KEYS = {"item": 20, "word": 9}
@@ -74,3 +75,15 @@ def test_counts_below_the_noise_are_raised_to_it():
 def test_at_least_one_key_is_counted():
     with pytest.raises(UserError, match="at least 1 key"):
         count_limited(pairs_of(np.random.default_rng(0), 3, 0.5), KEYS, 3, 0, np.random.default_rng(0))
+
+
+def test_secret_noise_is_that_of_the_formula():
+    """Over a network the noise comes from a secret: its spread, and nothing of numpy's generators."""
+    counted = Counted({"word": np.full(4000, 5000)}, 10_000.0, 10_000)
+    heat = gaussian_heats(counted, 3.0, 8, draws_of(bytes(32), 1))["word"]
+    sd = deviation(3.0, 8)
+    scale = heat.counts.mean() / 5000  # of the noisy number of clients
+    assert abs(scale - 1) < 6 * sd / 10_000 + 1e-3
+    assert (heat.counts / scale - 5000).std() == pytest.approx(sd, rel=0.1)
+    again = gaussian_heats(counted, 3.0, 8, draws_of(bytes(32), 1))["word"]
+    np.testing.assert_array_equal(heat.counts, again.counts)

@@ -362,6 +362,14 @@ def test_a_sum_of_one_is_never_made(transaction):
     assert desk.row[:3] == (0, 1, "waiting")
 
 
+def test_a_cohort_that_is_too_small_is_drawn_again(transaction):
+    """Poisson may draw fewer clients than a sum must be of."""
+    desk = Desk(transaction, least=7)
+    desk.step(ADVERTISE)
+    desk.due()
+    assert desk.row[:3] == (0, 1, "waiting")
+
+
 def test_a_round_that_cannot_be_unmasked_is_repeated(transaction):
     desk = Desk(transaction)
     for stage in range(3):

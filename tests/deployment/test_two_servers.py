@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("numba", reason="the extra `privacy` is not installed")
 
 from partwise.algorithms.registry import prepare
+from partwise.checkpoint import to_bytes
 from partwise.deployment import helper as helper_module
 from partwise.deployment import pair as first_server
 from partwise.deployment.agent import Agent
@@ -22,6 +23,7 @@ from partwise.deployment.helper_server import helper_application
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.offered import algorithm_of
 from partwise.deployment.secret import secret_of
+from partwise.privacy.selection_bits import POINTS, STRINGS, way_of
 from partwise.privacy.sum_words import SumWords
 from partwise.privacy.two_servers import for_helper, make_parts, with_noise
 from partwise.runs.resolve import resolve
@@ -99,8 +101,16 @@ def simulated(prepared, config, hub, noise=None):
     return plain.state.params
 
 
-def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll):
-    prepared, config, hub, offer, url, _ = pair(SECRET)
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        ({}, STRINGS),
+        pytest.param({"data.num_items": 6500, "privacy.keys": 4}, POINTS, marks=pytest.mark.slow),
+    ],
+)
+def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll, changes, way):
+    prepared, config, hub, offer, url, _ = pair(SECRET | changes)
+    assert way_of(hub.coordinator.server.sealed.agreement.layout("item")) is way
     take_part(url, offer, hub, enroll, prepared.store)
     assert hub.round().phase == "ended"
     for path, leaf in simulated(prepared, config, hub).items():
@@ -213,6 +223,42 @@ def test_the_helper_answers_a_sum_once(pair):
         again.agree(agreement._replace(run="other", least=1).to_json().encode())
     with pytest.raises(UserError, match="knows no run 'nobody'"):
         again.share("nobody", 0, b"")
+
+
+def test_a_version_has_the_rows_that_the_helper_was_given_first(pair):
+    """Answers to one question of two tables would differ by the rows that a client asked for."""
+    _, _, hub, _, _, helper = pair(SECRET)
+    run, form = hub.pair.agreement.run, hub.pair.agreement.tables["item"]
+    rows = np.zeros((form.num_keys, form.row_bytes), np.uint8)
+    helper.put_rows(run, 7, to_bytes({"item": rows}))
+    helper.put_rows(run, 7, to_bytes({"item": rows}))
+    changed = rows.copy()
+    changed[3, 1] = 1
+    with pytest.raises(UserError, match="had other rows before: the same question"):
+        helper.put_rows(run, 7, to_bytes({"item": changed}))
+    helper.put_rows(run, 8, to_bytes({"item": changed}))
+    helper.close()
+    again = Helper(helper.folder)  # it was killed
+    with pytest.raises(UserError, match="had other rows before"):
+        again.put_rows(run, 7, to_bytes({"item": changed}))
+    again.put_rows(run, 7, to_bytes({"item": rows}))
+    again.close()
+
+
+def test_the_helper_gets_the_rows_of_versions_that_stay(pair, enroll, monkeypatch):
+    """A version that is not in the book can still become another one, with other noise."""
+    prepared, config, hub, offer, url, _ = pair(SECRET | {"privacy.noise": 0.5})
+    publish, seen = hub.pair.publish, []
+
+    def watched(number, params):
+        seen.append(number)
+        for path, leaf in hub.state(number).params.items():  # it is in the book
+            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(params[path]))
+        publish(number, params)
+
+    monkeypatch.setattr(hub.pair, "publish", watched)
+    take_part(url, offer, hub, enroll, prepared.store)
+    assert seen == [*range(1, config.rounds + 1)]
 
 
 def test_nobody_without_the_token_is_answered(pair, tmp_path):

@@ -131,6 +131,7 @@ def test_directories_that_are_refused():
         "open with 2 shares of 5: more than half": directory(2, 0, keys),
         "open with 6 shares of 5": directory(6, 0, keys),
         "its own neighbour": directory(4, 1, keys),
+        "has no neighbour": directory(1, 0, {}),
         "position 1 after 2": directory(4, 0, {2: keys[2], 1: keys[1]}),
         "gives no secret": directory(4, 0, keys | {3: keys[3][:32] + bytes(32)}),
         "a multiple of 68": stamped(CONTEXT, "directory", "ann", bytes(9)),

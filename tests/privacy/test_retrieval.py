@@ -34,7 +34,8 @@ def some_rows(num_keys: int, width: int = 12) -> np.ndarray:
 
 
 def answers(table, layout, query) -> tuple[bytes, bytes]:
-    return answer_first(table, layout, query.to_first), answer_second(table, layout, query.to_second)
+    first = answer_first(table, layout, query.to_both, query.to_first)
+    return first, answer_second(table, layout, query.to_both, query.to_second)
 
 
 def fetched(layout, rows, keys, random=os.urandom):
@@ -65,12 +66,12 @@ def test_keys_of_large_tables_are_found(num_keys, most, width):
 def test_messages_have_the_same_sizes_for_any_number_of_keys():
     layout, rows = make_layout(500, 20, SEED), some_rows(500)
     table, sizes = bucket_table(layout, rows, LABEL), query_sizes(layout, 12)
-    assert sizes == (16, -(-layout.num_buckets * layout.size // 8), layout.num_buckets * (12 + 8))
+    assert sizes == (0, 16, -(-layout.num_buckets * layout.size // 8), layout.num_buckets * (12 + 8))
     assert sizes.total == 16 + sizes.to_second + 2 * sizes.answer
     assert sizes.relayed == 32 + sizes.to_second + sizes.answer
     for count in (0, 1, 20):
         query = make_query(layout, np.arange(count))
-        lengths = [len(each) for each in (*query[:2], *answers(table, layout, query))]
+        lengths = [len(each) for each in (*query[:3], *answers(table, layout, query))]
         assert lengths == [*sizes, sizes.answer]
         pad = os.urandom(16)
         first, second = answers(table, layout, query)
@@ -136,7 +137,7 @@ def test_a_key_without_a_place_changes_no_message():
     assert len(crowded.placed.dropped) >= 2
     plain = make_query(layout, np.arange(10), seeded(0))
     assert not len(plain.placed.dropped)
-    assert [*map(len, crowded[:2])] == [*map(len, plain[:2])]
+    assert [*map(len, crowded[:3])] == [*map(len, plain[:3])]
 
 
 def test_rows_are_found_when_others_have_no_place(monkeypatch):
@@ -155,7 +156,7 @@ def test_servers_with_different_tables_are_found_out():
     layout, rows = make_layout(200, 5, SEED), some_rows(200)
     query = make_query(layout, np.arange(5))
     first, second = bucket_table(layout, rows, LABEL), bucket_table(layout, rows, b"round 8")
-    mixed = answer_first(first, layout, query.to_first), answer_second(second, layout, query.to_second)
+    mixed = answers(first, layout, query)[0], answers(second, layout, query)[1]
     with pytest.raises(UserError, match="different versions"):
         read_rows(query, layout, LABEL, *mixed)
     with pytest.raises(UserError, match="different versions"):
@@ -197,10 +198,10 @@ def test_messages_of_a_wrong_length_are_refused():
     table, query = bucket_table(layout, rows, LABEL), make_query(layout, np.arange(5))
     first, second = answers(table, layout, query)
     with pytest.raises(UserError, match="first server has 15 bytes, and must have 16"):
-        answer_first(table, layout, query.to_first[:-1])
+        answer_first(table, layout, b"", query.to_first[:-1])
     for wrong in (query.to_second[:-1], query.to_second + b"x", b""):
         with pytest.raises(UserError, match="second server has"):
-            answer_second(table, layout, wrong)
+            answer_second(table, layout, b"", wrong)
     with pytest.raises(UserError, match="must have the same"):
         read_rows(query, layout, LABEL, first, second[:-1])
     with pytest.raises(UserError, match="not rows for 50 buckets"):
@@ -208,7 +209,7 @@ def test_messages_of_a_wrong_length_are_refused():
     with pytest.raises(UserError, match="not rows for 50 buckets"):
         read_rows(query, layout, LABEL, b"", b"")
     with pytest.raises(UserError, match="make it with bucket_table"):
-        answer_first(table[:-1], layout, query.to_first)
+        answer_first(table[:-1], layout, b"", query.to_first)
     with pytest.raises(UserError, match="uint8 with 200 rows"):
         bucket_table(layout, rows[:-1], LABEL)
     with pytest.raises(UserError, match="must have 16"):

@@ -138,6 +138,7 @@ KNOWN_NOISE = {
     ("privacy/secret_noise.py", "noise_words"),
     ("deployment/promise.py", "noisy"),  # above
     ("data/heat_gaussian.py", "*"),  # tests/data/test_heat_gaussian.py
+    ("privacy/secret_draws.py", "normal"),  # for heat over a network
 }
 SOURCES = {"normal", "standard_normal", "laplace", "secret_normals", "noise_words"}
 PLACES = ("server", "privacy", "deployment", "config", "algorithms", "simulation")

@@ -3,6 +3,7 @@ servers together would know them."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,8 +14,9 @@ from scipy import stats
 pytest.importorskip("numba", reason="the extra `privacy` is not installed")
 from partwise.model.partition import keyed, partition
 from partwise.privacy import two_servers
-from partwise.privacy.aes import BLOCK, keystream
+from partwise.privacy.aes import BLOCK
 from partwise.privacy.sealing import new_sealing_key, unseal
+from partwise.privacy.selection_bits import POINTS, STRINGS, way_of
 from partwise.privacy.sparse_sum import accumulate
 from partwise.privacy.sum_words import SumWords
 from partwise.privacy.two_servers import Agreement, Parts, TableForm, for_helper, make_parts
@@ -28,6 +30,8 @@ VERSION, TRANSCRIPTS = 3, 200
 SURE = 1e-6  # chance of a false alarm
 AGREEMENT = Agreement("run", 6, 2, {"item": TableForm(ITEMS, MOST, DIM, 4 * DIM)})
 LAYOUT = AGREEMENT.layout("item")
+MANY = 6200  # items, so that questions are point functions
+LARGE = AGREEMENT._replace(run="large", tables={"item": TableForm(MANY, MOST, DIM, 4 * DIM)})
 PRIVATE, PUBLIC = new_sealing_key()
 CLIENTS = {"low": [0, 1, 2, 3], "high": [40, 55, 60, 79], "none": []}  # their keys
 
@@ -35,8 +39,8 @@ CLIENTS = {"low": [0, 1, 2, 3], "high": [40, 55, 60, 79], "none": []}  # their k
 class Views(NamedTuple):
     """What is seen of one client, from the question for its slices to its report.
 
-    first:   seed, box, the helper's answer under its pad; masked words, write, its roots, box
-    helper:  box, and the pad and the bits in it; digest, write, box, and the seed and its roots in it
+    first:   what both are told, seed, box, the helper's answer under its pad; masked words, write, its roots, box
+    helper:  what both are told, box, and what is in it; digest, write, box, and the seed and its roots in it
     both:    the bits of one server xor those of the other: only the two together have them
     """
 
@@ -45,21 +49,25 @@ class Views(NamedTuple):
     both: bytes
 
 
-@pytest.fixture(scope="module")
-def tables():
-    model = matrix_factorization(ITEMS, DIM)
+def made_tables(agreement: Agreement):
+    model = matrix_factorization(agreement.tables["item"].num_keys, DIM)
     parts = partition(model, {"item": keyed("item")})
-    return bucketed(AGREEMENT, VERSION, plain_rows(parts, model.init(jax.random.key(0))))
+    return bucketed(agreement, VERSION, plain_rows(parts, model.init(jax.random.key(0))))
 
 
-def question(tables, task: str, keys: np.ndarray) -> Views:
-    asked = ask_privately(AGREEMENT, PUBLIC, About("run", VERSION, task), {"item": keys})
-    seeds, sealed = read_question(AGREEMENT, asked.message)
-    answer = helper_answer(AGREEMENT, PRIVATE, tables, VERSION, task, sealed)
-    inside = unseal(PRIVATE, sealed, private_slices._bound(AGREEMENT, VERSION, task))
-    bits = np.frombuffer(inside[BLOCK:], np.uint8)
-    both = keystream(seeds["item"], len(bits)) ^ bits
-    return Views(seeds["item"] + sealed + answer, sealed + inside, both.tobytes())
+def question(agreement: Agreement, tables, task: str, keys: np.ndarray) -> Views:
+    asking = ask_privately(agreement, PUBLIC, About("run", VERSION, task), {"item": keys})
+    asked = read_question(agreement, asking.message)
+    answer = helper_answer(agreement, PRIVATE, tables, VERSION, task, asked.public, asked.sealed)
+    bound = private_slices._bound(agreement, VERSION, task, asked.public)
+    inside, mine = unseal(PRIVATE, asked.sealed, bound), asked.to_first["item"]
+    layout = agreement.layout("item")
+    bits = [
+        way_of(layout).bits(layout, asked.public, secret, party)
+        for party, secret in enumerate((mine, inside[BLOCK:]))
+    ]
+    helper = asked.public + asked.sealed + inside
+    return Views(asked.public + mine + asked.sealed + answer, helper, (bits[0] ^ bits[1]).tobytes())
 
 
 def sent(task: str, keys: np.ndarray) -> Parts:
@@ -75,24 +83,35 @@ def opened(parts: Parts) -> list[bytes]:
 
 
 def views(tables, task: str, keys: np.ndarray) -> Views:
-    asked, parts = question(tables, task, keys), sent(task, keys)
+    asked, parts = question(AGREEMENT, tables, task, keys), sent(task, keys)
     mine = [parts.masked.tobytes(), parts.writes["item"], parts.roots["item"], parts.sealed]
     theirs = [for_helper(parts).digest, parts.writes["item"], parts.sealed, *opened(parts)]
     return Views(asked.first + b"".join(mine), asked.helper + b"".join(theirs), asked.both)
 
 
+@pytest.fixture(scope="module", params=[AGREEMENT, LARGE], ids=["small", "large"])
+def agreement(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def seen(tables):
-    """Many transcripts of every client: {client: {view: uint8 [transcript, byte]}}."""
-    found = {}
+def seen(agreement):
+    """Many transcripts of every client: {client: {view: uint8 [transcript, byte]}}. Of the large table, only the
+    questions."""
+    see = views if agreement is AGREEMENT else partial(question, LARGE)
+    tables, found = made_tables(agreement), {}
     for name, keys in CLIENTS.items():
-        many = [views(tables, f"task {n}", np.array(keys, np.int64)) for n in range(TRANSCRIPTS)]
+        many = [see(tables, f"task {n}", np.array(keys, np.int64)) for n in range(TRANSCRIPTS)]
         stacked = lambda part, many=many: np.array([np.frombuffer(each, np.uint8) for each in part(many)])
         found[name] = {
             view: stacked(lambda many, view=view: (getattr(each, view) for each in many))
             for view in Views._fields
         }
     return found
+
+
+def test_the_two_tables_are_asked_in_the_two_ways():
+    assert (way_of(LAYOUT), way_of(LARGE.layout("item"))) == (STRINGS, POINTS)
 
 
 def guesses(one: np.ndarray, two: np.ndarray) -> tuple[int, int]:
@@ -138,14 +157,13 @@ def test_both_parties_together_can(seen, other):
     assert np.abs(differences(one, two)).max() > 10
 
 
-def test_both_parties_together_read_the_keys(seen):
+def test_both_parties_together_read_the_keys(seen, agreement):
     """The bits in which the two strings differ are one slot of every bucket, the keys' slots among them."""
+    layout = agreement.layout("item")
     for name, keys in CLIENTS.items():
-        slots = np.unpackbits(seen[name]["both"], axis=1, bitorder="little")[:, : LAYOUT.num_slots].astype(
-            bool
-        )
-        assert (slots.reshape(TRANSCRIPTS, LAYOUT.num_buckets, -1).sum(2) == 1).all()
-        always = [key for key in range(ITEMS) if slots[:, LAYOUT.positions[:, key]].any(1).all()]
+        bits = np.unpackbits(seen[name]["both"], axis=1, bitorder="little", count=layout.num_slots)
+        assert (bits.reshape(TRANSCRIPTS, layout.num_buckets, -1).sum(2) == 1).all()
+        always = [key for key in range(layout.num_keys) if bits[:, layout.positions[:, key]].any(1).all()]
         assert always == keys
 
 

@@ -92,6 +92,7 @@ def test_private_messages_are_what_is_counted_but_for_their_headers():
         bucketed,
         helper_answer,
         plain_rows,
+        read_question,
         row_bytes,
         write_joined,
     )
@@ -107,10 +108,10 @@ def test_private_messages_are_what_is_counted_but_for_their_headers():
     tables = bucketed(agreement, 0, plain_rows(partition, params))
     sizes = sizes_of(partition, algorithm.choose)
     arrays = open_message("private", question.message)[0]
-    theirs = helper_answer(agreement, private, tables, 0, "one", arrays["#sealed"].tobytes())
-    seeds = {"item": arrays["#first:item"].tobytes()}
-    answer = write_joined(agreement, partition, params, tables, seeds, theirs, rng, About(task="one"))
-    assert sum(each.nbytes for each in arrays.values()) == sizes.seeds + sizes.sealed
+    asked = read_question(agreement, question.message)
+    theirs = helper_answer(agreement, private, tables, 0, "one", asked.public, asked.sealed)
+    answer = write_joined(agreement, partition, params, tables, asked, theirs, rng, About(task="one"))
+    assert sum(each.nbytes for each in arrays.values()) == sizes.seeds + sizes.to_both + sizes.sealed
     assert (
         sum(each.nbytes for each in open_message("slices", answer)[0].values()) == sizes.fixed + sizes.answer
     )

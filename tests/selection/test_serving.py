@@ -104,7 +104,7 @@ def test_three_clients_by_hand():
 def test_private_messages_have_one_size_for_all_clients():
     sizes = sizes_of(parts(), {"word": top(3), "unit": top(2)})
     word, unit = (query_sizes(make_layout(*each, b""), row) for each, row in (((K, 3), 16), ((UNITS, 2), 8)))
-    assert (sizes.seeds, sizes.answer) == (32, word.answer + unit.answer)
+    assert (sizes.seeds, sizes.to_both, sizes.answer) == (32, 0, word.answer + unit.answer)
     assert sizes.sealed == 48 + 16 + word.to_second + 16 + unit.to_second
     served = serve(sizes, 3, THREE)
     assert served["private"] == served["pregenerated"]._replace(

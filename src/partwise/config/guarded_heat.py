@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from partwise.config.protection import Protection
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
@@ -11,6 +9,7 @@ from partwise.data.heat_gaussian import count_limited, gaussian_heats
 from partwise.data.heat_private import private_heat, randomized_counts
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
+from partwise.privacy.secret_draws import Seed, draws_of
 from partwise.selection.key_heat import count_heats, held_pairs
 from partwise.types import UserError
 
@@ -18,16 +17,16 @@ STREAM = 0x48454154  # the randomness of heat, apart from that of cohorts
 
 
 def guarded_heats(
-    partition: Partition, config: Config, store: ClientStore, promised: Protection, seed: int
+    partition: Partition, config: Config, store: ClientStore, promised: Protection, seed: Seed
 ) -> dict[str, Heat]:
     """The heat of every key space, with the noise that the configuration names. It depends on the seed alone, so a
-    simulation that goes on has the same; over a network, the seed is a secret."""
+    simulation that goes on has the same; over a network, the seed is secret bytes."""
     if promised.heat is None:
         raise UserError(
             "server.mean = heat counts the holders of rows: with privacy.clip, count them privately "
             "(privacy.heat=gaussian), or set server.mean=cohort"
         )
-    rng = np.random.default_rng([seed, STREAM])
+    rng = draws_of(seed, STREAM)
     part = config.privacy
     if part.heat == "gaussian":
         keys = {space: partition.num_keys(space) for space in partition.spaces}

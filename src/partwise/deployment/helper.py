@@ -3,7 +3,8 @@
 The helper has a key of its own, to which clients seal what only it may read. It is asked by the first server alone.
 It answers
 
-* for slices: with rows under the client's pad, which the first server cannot read,
+* for slices: with rows under the client's pad, which the first server cannot read. A version has the rows that it
+  was given first: answers to one question of two tables differ by rows that tell what was asked,
 * for a sum: with its share and its noise, **once** for each version of a run. Shares of two sums that differ in one
   client would tell that client's update. The same question gets the same answer, which is kept for that.
 
@@ -35,6 +36,9 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS agreements (run TEXT PRIMARY KEY, agreement TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS answers (
     run TEXT NOT NULL, version INTEGER NOT NULL, digest TEXT NOT NULL, answer BLOB, PRIMARY KEY (run, version)
+);
+CREATE TABLE IF NOT EXISTS tables (
+    run TEXT NOT NULL, version INTEGER NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (run, version)
 );
 """
 
@@ -78,6 +82,7 @@ class Helper:
         found = {space: each.shape for space, each in rows.items()}
         if found != wanted or any(each.dtype != np.uint8 for each in rows.values()):
             raise UserError(f"the rows of a version must be bytes of shapes {wanted}, not {found}")
+        self._pin(run, version, rows)
         tables = bucketed(agreement, version, rows)
         with self._lock:
             self._rows[run, version] = tables
@@ -85,13 +90,29 @@ class Helper:
             for old in sorted(mine)[:-VERSIONS_KEPT]:
                 del self._rows[old]
 
-    def slices(self, run: str, version: int, task: str, sealed: bytes) -> bytes:
+    def _pin(self, run: str, version: int, rows: Mapping[str, np.ndarray]) -> None:
+        """Raise `UserError` if the version had other rows before."""
+        digest = hashlib.sha256()
+        for space in sorted(rows):
+            digest.update(np.ascontiguousarray(rows[space]).data)
+        with self._lock, self._book:
+            self._book.execute(
+                "INSERT OR IGNORE INTO tables VALUES (?, ?, ?)", (run, version, digest.hexdigest())
+            )
+            query = "SELECT digest FROM tables WHERE run = ? AND version = ?"
+            if self._book.execute(query, (run, version)).fetchone()[0] != digest.hexdigest():
+                raise UserError(
+                    f"version {version} of run '{run}' had other rows before: the same question, answered of two "
+                    f"tables, would tell a client's keys"
+                )
+
+    def slices(self, run: str, version: int, task: str, public: bytes, sealed: bytes) -> bytes:
         """The answer to a client's question, which the first server brings."""
         with self._lock:
             tables = self._rows.get((run, version))
         if tables is None:
             raise UnknownVersionError(f"the rows of version {version} of run '{run}' are not here")
-        return helper_answer(self.agreement(run), self._private, tables, version, task, sealed)
+        return helper_answer(self.agreement(run), self._private, tables, version, task, public, sealed)
 
     def share(self, run: str, version: int, body: bytes) -> bytes:
         """This server's share of the sum of reports, with its noise."""

@@ -39,8 +39,8 @@ class HelperLink(Protocol):
         """Send it the rows of a version."""
         ...
 
-    def slices(self, run: str, version: int, task: str, sealed: bytes) -> bytes:
-        """Bring it a client's question."""
+    def slices(self, run: str, version: int, task: str, public: bytes, sealed: bytes) -> bytes:
+        """Bring it a client's question: what both servers are told, and its box."""
         ...
 
     def share(
@@ -75,10 +75,10 @@ class HttpHelper:
         """As `HelperLink.put_rows`."""
         self._post(_path(run, version), to_bytes(rows))
 
-    def slices(self, run: str, version: int, task: str, sealed: bytes) -> bytes:
+    def slices(self, run: str, version: int, task: str, public: bytes, sealed: bytes) -> bytes:
         """As `HelperLink.slices`."""
-        body = to_bytes({"sealed": np.frombuffer(sealed, np.uint8)}, {"task": task})
-        return self._post(f"{_path(run, version)}/slices", body)
+        arrays = {"public": np.frombuffer(public, np.uint8), "sealed": np.frombuffer(sealed, np.uint8)}
+        return self._post(f"{_path(run, version)}/slices", to_bytes(arrays, {"task": task}))
 
     def share(
         self, agreement: Agreement, version: int, reports: list[ForHelper]

@@ -2,7 +2,7 @@
 
     POST /v1/runs                                    the agreement (JSON) -> {"public": hex}
     POST /v1/runs/{run}/versions/{version}           all rows as bytes (safetensors)
-    POST /v1/runs/{run}/versions/{version}/slices    {task} and a client's box (safetensors) -> rows under its pad
+    POST /v1/runs/{run}/versions/{version}/slices    {task} and a question (safetensors) -> rows under its pad
     POST /v1/runs/{run}/versions/{version}/sum       the reports of a sum (safetensors) -> the helper's share
     GET  /healthz
 
@@ -47,9 +47,12 @@ def helper_application(helper: Helper) -> Starlette:
 
     def slices(request: Request, body: bytes) -> bytes:
         arrays, header = from_bytes(body)
-        if set(arrays) != {"sealed"} or not isinstance(header.get("task"), str):
-            raise UserError("a question has one array, 'sealed', and the task that it belongs to")
-        return helper.slices(*_place(request), header["task"], arrays["sealed"].tobytes())
+        if set(arrays) != {"public", "sealed"} or not isinstance(header.get("task"), str):
+            raise UserError(
+                "a question has two arrays, 'public' and 'sealed', and the task that it belongs to"
+            )
+        told = arrays["public"].tobytes(), arrays["sealed"].tobytes()
+        return helper.slices(*_place(request), header["task"], *told)
 
     version = "/v1/runs/{run}/versions/{version:int}"
     return Starlette(

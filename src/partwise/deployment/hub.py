@@ -262,8 +262,6 @@ class Hub:
             self.clerk.do(lambda book: self.coordinator.repeat(book, due), alone=True)
             return True
         closed = self.coordinator.close(self.state(number - 1), due, total)
-        if self.pair:
-            self.pair.publish(number, closed.state.params)
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
         partition, on_demand = self.coordinator.server.algorithm.partition, self._publisher is None
         record = told(due, closed, self._clock()) | travelled(partition, due.tasks, on_demand)
@@ -276,6 +274,8 @@ class Hub:
             alone=True,
         )
         give_back_memory()
+        if done and self.pair:  # not before: with other noise, this version could still become another one
+            self.pair.publish(number, closed.state.params)
         if done:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
         return done

@@ -64,20 +64,20 @@ class Pair:
         self._making = threading.Lock()
 
     def publish(self, number: int, params: Mapping[str, Any]) -> None:
-        """Give the helper the rows of a version, before clients ask for them."""
+        """Give the helper the rows of a version. It takes no others for it afterwards."""
         self._helper.put_rows(self.agreement.run, number, self._rows(params))
 
     def slices(self, belongs: About, params: Mapping[str, Any], rng: Any, message: bytes) -> bytes:
         """The answer to a client's question for slices."""
-        seeds, sealed = read_question(self.agreement, message)
+        asked = read_question(self.agreement, message)
         run, version = self.agreement.run, belongs.version
         try:
-            theirs = self._helper.slices(run, version, belongs.task, sealed)
+            theirs = self._helper.slices(run, version, belongs.task, asked.public, asked.sealed)
         except VersionMissingError:  # it was started again
             self.publish(version, params)
-            theirs = self._helper.slices(run, version, belongs.task, sealed)
+            theirs = self._helper.slices(run, version, belongs.task, asked.public, asked.sealed)
         tables = self._bucketed(version, params)
-        return write_joined(self.agreement, self._partition, params, tables, seeds, theirs, rng, belongs)
+        return write_joined(self.agreement, self._partition, params, tables, asked, theirs, rng, belongs)
 
     def total(self, tasks: Sequence[TaskRow], version: int) -> Total:
         """The sum of the reports of these tasks, which are of one version, with both servers' noise."""

@@ -28,6 +28,7 @@ from partwise.deployment.pair import Pair, make_agreement, with_promise
 from partwise.deployment.stages import FEWEST
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
+from partwise.privacy.secret_draws import Seed
 from partwise.privacy.secret_noise import secret_normals
 from partwise.selection.key_heat import count_heats
 from partwise.server.total import Total
@@ -139,7 +140,7 @@ def known_heats(config: Config, partition: Partition, store: ClientStore) -> dic
         return count_heats(store, partition, by)
     if config.server.mean != "heat":
         return {}
-    return guarded_heats(partition, config, store, promised, secrets.randbits(256))
+    return guarded_heats(partition, config, store, promised, secrets.token_bytes(32))
 
 
 def keep_cohort_seed(folder: Path, config: Config) -> None:
@@ -148,8 +149,8 @@ def keep_cohort_seed(folder: Path, config: Config) -> None:
         write_file(folder / COHORTS_FILE, secrets.token_hex(32).encode(), mode=0o600)
 
 
-def cohort_seed(folder: Path, config: Config) -> int:
+def cohort_seed(folder: Path, config: Config) -> Seed:
     """What cohorts are drawn by: the run's seed, or a secret if clients are promised privacy."""
     if config.privacy.clip is None:
         return config.seed
-    return int(read_file(folder / COHORTS_FILE), 16)
+    return bytes.fromhex(read_file(folder / COHORTS_FILE).decode())

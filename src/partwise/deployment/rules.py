@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from partwise.config.parts import make_recruiting, one_of
 from partwise.config.settings import Config
+from partwise.privacy.secret_draws import Seed
 from partwise.server.cohort import Recruiting
 from partwise.types import UserError, unknown
 
@@ -71,7 +72,7 @@ class Rules(NamedTuple):
     evaluate_every: int = 0
     keep: int = 20
     reports: str = "clients"
-    drawing: int | None = None
+    drawing: Seed | None = None
     least: int = 1
 
     def check(self) -> Rules:

@@ -115,7 +115,7 @@ class MaskedRounds:
     def verdict(self, book: Book, row: RoundRow, now: float) -> Verdict:
         """Whether the stage of an open round ends, and how."""
         tasks = book.members(row.number, row.attempt)
-        if len(tasks) < FEWEST:
+        if len(tasks) < max(FEWEST, self._rules.least):
             return "repeat"
         sent = self._sent(book, row, tasks, row.stage)
         states = ("reported",) if row.stage == UNMASK else ("open", "leased")
@@ -162,7 +162,7 @@ class MaskedRounds:
     def _settings(self, row: RoundRow, num_advertised: int) -> MaskSettings:
         """The graph is drawn by what cohorts are drawn by, which clients do not know."""
         drawing = self._rules.seed if self._rules.drawing is None else self._rules.drawing
-        text = f"graph/{drawing}/{self._run}/{row.number}/{row.attempt}"
+        text = f"graph/{drawing!r}/{self._run}/{row.number}/{row.attempt}"
         return mask_settings(num_advertised, hashlib.sha256(text.encode()).digest())
 
     def _is_full(self, number: int) -> bool:

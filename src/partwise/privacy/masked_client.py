@@ -152,6 +152,8 @@ class MaskedClient:
         self._threshold, self._position = number_from(threshold), number_from(position)
         if self._position in found:
             raise self._error("it is listed as its own neighbour")
+        if not found:
+            raise self._error("it has no neighbour, and a sum of its own vector alone is that vector")
         _check_keys(self._name, [self._keys, *found.values()])
         if not (len(found) + 1) / 2 < self._threshold <= len(found) + 1:
             raise self._error(

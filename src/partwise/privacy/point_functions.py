@@ -3,7 +3,8 @@
 Each of two parties grows a binary tree from its own seed. Where a path leaves that to the wanted leaf, correction
 words make both trees the same from there on, so that all other leaves cancel; at the wanted one, the final words
 leave exactly the payload (Boyle, Gilboa and Ishai 2016, figure 1). Many functions, one for each bucket, are made
-and evaluated together. Payloads are words mod 2**32, and the two parties' shares add up to them.
+and evaluated together. Payloads are words mod 2**32, and the two parties' shares add up to them; or they are
+blocks, and the xor of the shares is the payload.
 """
 
 from __future__ import annotations
@@ -59,20 +60,36 @@ def make_points(
     places: np.ndarray, payloads: np.ndarray, depth: int, hashes: Hashes, random: Random
 ) -> tuple[Corrections, np.ndarray]:
     """Functions with the payloads [n, words] at the places [n], and the seeds [party, n, 2] of their trees."""
+    roots = np.frombuffer(random(2 * len(places) * BLOCK), np.uint64).reshape(2, -1, 2)
+    fixes, fix_flags, seeds, flags = _paths(places, depth, hashes, roots)
+    first, second = (_words(each, payloads.shape[1], hashes) for each in seeds)
+    finals = payloads.astype(np.uint32) - first + second
+    finals = np.where(flags[1][:, None] == 1, -finals, finals)
+    return Corrections(fixes, fix_flags, finals), roots
+
+
+def make_block_points(
+    places: np.ndarray, payloads: np.ndarray, depth: int, hashes: Hashes, roots: np.ndarray
+) -> Corrections:
+    """Functions with the blocks [n, 4] (32-bit words) at the places [n], for trees with the given seeds."""
+    fixes, fix_flags, seeds, _ = _paths(places, depth, hashes, roots)
+    first, second = (_words(each, WORDS, hashes) for each in seeds)
+    return Corrections(fixes, fix_flags, payloads ^ first ^ second)
+
+
+def _paths(
+    places: np.ndarray, depth: int, hashes: Hashes, roots: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The correction words of all levels and their flags, and both parties' leaves at the places [party, n, 2] and
+    their flags."""
     count = len(places)
-    roots = np.frombuffer(random(2 * count * BLOCK), np.uint64).reshape(2, count, 2)
     seeds, flags = roots, np.stack([np.zeros(count, np.uint8), np.ones(count, np.uint8)])
     levels = []
     for level in range(depth):
         right = ((places >> (depth - 1 - level)) & 1).astype(np.uint8)
         fix, fix_flags, seeds, flags = _grow(seeds, flags, right, hashes)
         levels.append((fix, fix_flags))
-    first, second = (_words(each, payloads.shape[1], hashes) for each in seeds)
-    finals = payloads.astype(np.uint32) - first + second
-    finals = np.where(flags[1][:, None] == 1, -finals, finals)
-    return Corrections(
-        np.stack([fix for fix, _ in levels]), np.stack([bits for _, bits in levels]), finals
-    ), roots
+    return np.stack([fix for fix, _ in levels]), np.stack([bits for _, bits in levels]), seeds, flags
 
 
 def _grow(
@@ -123,6 +140,37 @@ def add_points(
             shaped = (each.view(np.uint32)[: len(used)].reshape(len(some), -1) for each in (used, encrypted))
             bits = flags[low : low + LEAVES]
             kernels().add(*shaped, bits, points.finals, sums, start * size + low, size, party)
+
+
+def block_shares(size: int, points: Corrections, roots: np.ndarray, hashes: Hashes, party: int) -> np.ndarray:
+    """One party's shares of n functions over `size` places whose payloads are blocks: [n x size, 4]."""
+    shares = np.empty((len(roots) * size, WORDS), np.uint32)
+    for start, seeds, flags in _leaves(size, points, roots, hashes, party):
+        some = np.arange(start * size, start * size + len(seeds))
+        fixes = points.finals[some // size] * flags[:, None].astype(np.uint32)
+        shares[some] = _words(seeds, WORDS, hashes) ^ fixes
+    return shares
+
+
+def corrections_size(count: int, depth: int, words: int) -> int:
+    """Bytes of the corrections of so many functions."""
+    return count * ((BLOCK + 1) * depth + 4 * words)
+
+
+def pack_corrections(points: Corrections) -> bytes:
+    """Seeds, flags and final words, one after the other."""
+    return b"".join(part.tobytes() for part in points)
+
+
+def unpack_corrections(packed: bytes, count: int, depth: int, words: int) -> Corrections:
+    """The inverse of `pack_corrections`. Flags have two bits, and a seed's lowest bit is zero. Other bits are
+    ignored."""
+    seeds, flags = count * depth * BLOCK, count * depth
+    return Corrections(
+        np.frombuffer(packed, np.uint64, seeds // 8).reshape(depth, count, 2),
+        np.frombuffer(packed, np.uint8, flags, seeds).reshape(depth, count),
+        np.frombuffer(packed[seeds + flags :], np.uint32).reshape(count, words),
+    )
 
 
 def _leaves(

@@ -1,12 +1,12 @@
 """Rows of a table that two servers hold, fetched without telling either server which.
 
-A client asks every bucket for one row. One server gets a random string with a bit for every slot, the other the
-same string but for one bit in each bucket; each returns, for every bucket, the xor of the rows whose bit is set
-(Chor, Goldreich, Kushilevitz and Sudan 1995). The xor of both answers is the wanted row. The first string is sent
-as the 16-byte seed of a key stream. The two servers together would learn everything.
+A client asks every bucket for one row. Each server gets bits for all slots that are random by themselves, and that
+differ from the other's in one slot of every bucket (`privacy.selection_bits`). It returns, for every bucket, the
+xor of the rows whose bit is set. The xor of both answers is the wanted row (Chor, Goldreich, Kushilevitz and Sudan
+1995). The two servers together would learn everything.
 
-Messages: to the first server a seed of 16 bytes; to the second one bit for every slot, bit i in byte i // 8 at
-1 << i % 8; an answer has a row with its checksum for every bucket. All depend on the layout alone.
+Messages: what both servers are told, what each alone is told, and answers, which have a row with its checksum for
+every bucket. The sizes of all depend on the layout alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from partwise.privacy.aes import BLOCK, framed, keystream
 from partwise.privacy.bucket_kernels import kernels
 from partwise.privacy.buckets import BucketLayout, LayoutShape, Placed, Random, place
+from partwise.privacy.selection_bits import way_of
 from partwise.types import UserError
 
 CHECKSUM = 8  # bytes of a row's checksum: it is against mistakes, and not against a server that lies
@@ -28,37 +29,45 @@ CHECKSUM = 8  # bytes of a row's checksum: it is against mistakes, and not again
 class Query(NamedTuple):
     """What a client asks.
 
-    to_first:  the seed, for the first server
-    to_second: the bits, for the second server
+    to_both:   for both servers
+    to_first:  for the first server alone
+    to_second: for the second server alone
     placed:    what the client keeps for itself
     """
 
+    to_both: bytes
     to_first: bytes
     to_second: bytes
     placed: Placed
 
 
 class QuerySizes(NamedTuple):
-    """Bytes of messages."""
+    """Bytes of messages. What is for both servers is sent once: one of them passes it on."""
 
+    to_both: int
     to_first: int
     to_second: int
     answer: int
 
     @property
+    def asked(self) -> int:
+        """Of all that is asked."""
+        return self.to_both + self.to_first + self.to_second
+
+    @property
     def total(self) -> int:
-        """Of both questions and both answers."""
-        return self.to_first + self.to_second + 2 * self.answer
+        """Of the question and both answers."""
+        return self.asked + 2 * self.answer
 
     @property
     def relayed(self) -> int:
-        """Of both questions, with a key for the pad, and one answer."""
-        return self.to_first + self.to_second + BLOCK + self.answer
+        """Of the question, with a key for the pad, and one answer."""
+        return self.asked + BLOCK + self.answer
 
 
 def query_sizes(layout: BucketLayout | LayoutShape, row_bytes: int) -> QuerySizes:
     """What a client sends and receives, whatever its keys."""
-    return QuerySizes(BLOCK, -(-layout.num_slots // 8), layout.num_buckets * (row_bytes + CHECKSUM))
+    return QuerySizes(*way_of(layout).sizes(layout), layout.num_buckets * (row_bytes + CHECKSUM))
 
 
 def bucket_table(layout: BucketLayout, rows: np.ndarray, label: bytes) -> np.ndarray:
@@ -76,25 +85,25 @@ def bucket_table(layout: BucketLayout, rows: np.ndarray, label: bytes) -> np.nda
 
 
 def make_query(layout: BucketLayout, keys: np.ndarray, random: Random = os.urandom) -> Query:
-    """Ask for the rows of some keys. A query may be sent once: its seed must not be used again."""
+    """Ask for the rows of some keys. A query may be sent once: what it draws must not be used again."""
     placed = place(layout, keys, random)
-    seed = random(BLOCK)
-    wanted = np.zeros(layout.num_slots, np.uint8)
-    wanted[np.arange(layout.num_buckets) * layout.size + placed.offsets] = 1
-    bits = _bits(layout, seed) ^ np.packbits(wanted, bitorder="little")
-    return Query(seed, bits.tobytes(), placed)
+    return Query(*way_of(layout).tell(layout, placed.offsets, random), placed)
 
 
-def answer_first(table: np.ndarray, layout: BucketLayout, to_first: bytes) -> bytes:
+def answer_first(table: np.ndarray, layout: BucketLayout, to_both: bytes, to_first: bytes) -> bytes:
     """The first server's answer."""
-    _check_length("a query to the first server", to_first, BLOCK)
-    return _answer(table, layout, _bits(layout, to_first))
+    sizes = query_sizes(layout, 0)
+    _check_length("a query to both servers", to_both, sizes.to_both)
+    _check_length("a query to the first server", to_first, sizes.to_first)
+    return _answer(table, layout, way_of(layout).bits(layout, to_both, to_first, 0))
 
 
-def answer_second(table: np.ndarray, layout: BucketLayout, to_second: bytes) -> bytes:
+def answer_second(table: np.ndarray, layout: BucketLayout, to_both: bytes, to_second: bytes) -> bytes:
     """The second server's answer."""
-    _check_length("a query to the second server", to_second, query_sizes(layout, 0).to_second)
-    return _answer(table, layout, np.array(np.frombuffer(to_second, np.uint8)))  # read-only ones compile anew
+    sizes = query_sizes(layout, 0)
+    _check_length("a query to both servers", to_both, sizes.to_both)
+    _check_length("a query to the second server", to_second, sizes.to_second)
+    return _answer(table, layout, way_of(layout).bits(layout, to_both, to_second, 1))
 
 
 def read_rows(
@@ -124,10 +133,6 @@ def read_joined(
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `read_rows`, from the one answer that the first server joined."""
     return _read(query, layout, label, padded(answer, pad_key))
-
-
-def _bits(layout: BucketLayout, seed: bytes) -> np.ndarray:
-    return keystream(seed, query_sizes(layout, 0).to_second)
 
 
 def _answer(table: np.ndarray, layout: BucketLayout, bits: np.ndarray) -> bytes:

@@ -21,6 +21,7 @@ ROUND = b"measured"
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "read\nserver": lambda line: f"{line['read_server_ms']:.1f}",
     "read\nclient": lambda line: f"{line['read_client_ms']:.1f}",
+    "ask\nkB": lambda line: f"{line['asked_bytes'] / 1e3:,.0f}",
     "read\nkB": lambda line: f"{line['read_bytes'] / 1e3:,.0f}",
     "whole\nkB": lambda line: f"{line['table_bytes'] / 1e3:,.0f}",
     "write\nserver": lambda line: f"{line['write_server_ms']:.1f}",
@@ -28,7 +29,8 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "write\nkB": lambda line: f"{line['write_bytes'] / 1e3:,.0f}",
 }
 NOTE = (
-    "Milliseconds of one client, and of one of two servers for it; kB of all messages; whole: a plain table."
+    "Milliseconds of one client, and of one of two servers for it; kB of the "
+    "question, and of all messages; whole: a plain table."
 )
 
 
@@ -50,12 +52,13 @@ def _reading(layout: BucketLayout, keys: np.ndarray, rows: np.ndarray) -> dict[s
     table = retrieval.bucket_table(layout, rows, ROUND)
     made = 1e3 * (time.perf_counter() - began)
     client, query = _timed(lambda: retrieval.make_query(layout, keys))
-    server, second = _timed(lambda: retrieval.answer_second(table, layout, query.to_second))
-    first = retrieval.answer_first(table, layout, query.to_first)
+    server, second = _timed(lambda: retrieval.answer_second(table, layout, query.to_both, query.to_second))
+    first = retrieval.answer_first(table, layout, query.to_both, query.to_first)
     reading, (found, values) = _timed(lambda: retrieval.read_rows(query, layout, ROUND, first, second))
     assert np.array_equal(values, rows[found])
     sizes = retrieval.query_sizes(layout, rows.shape[1])
     return {
+        "asked_bytes": sizes.asked,
         "read_bytes": sizes.total,
         "read_relayed_bytes": sizes.relayed,
         "read_client_ms": client + reading,

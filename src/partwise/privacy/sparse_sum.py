@@ -22,7 +22,15 @@ import numpy as np
 
 from partwise.privacy.aes import BLOCK
 from partwise.privacy.buckets import BucketLayout, LayoutShape, Random, place
-from partwise.privacy.point_functions import Corrections, add_points, depth_of, make_hashes, make_points
+from partwise.privacy.point_functions import (
+    add_points,
+    corrections_size,
+    depth_of,
+    make_hashes,
+    make_points,
+    pack_corrections,
+    unpack_corrections,
+)
 from partwise.types import UserError
 
 NONCE = 16  # bytes; random, so that no two clients have the same
@@ -51,10 +59,8 @@ class WriteSizes(NamedTuple):
 
 def write_sizes(layout: BucketLayout | LayoutShape, num_words: int) -> WriteSizes:
     """What a client sends for updates of so many words a key, whatever its keys."""
-    depth = depth_of(layout.size)
-    return WriteSizes(
-        layout.num_buckets * ((BLOCK + 1) * depth + 4 * (num_words + COUNT)), layout.num_buckets * BLOCK
-    )
+    public = corrections_size(layout.num_buckets, depth_of(layout.size), num_words + COUNT)
+    return WriteSizes(public, layout.num_buckets * BLOCK)
 
 
 def make_write(
@@ -78,7 +84,7 @@ def make_write(
     payloads[placed.buckets, -COUNT:] = 1
     hashes = make_hashes(context, _checked_nonce(nonce))
     points, roots = make_points(placed.offsets, payloads, depth_of(layout.size), hashes, random)
-    return Write(_packed(points), roots[0].tobytes(), roots[1].tobytes()), placed.keys
+    return Write(pack_corrections(points), roots[0].tobytes(), roots[1].tobytes()), placed.keys
 
 
 def accumulate(
@@ -99,7 +105,7 @@ def accumulate(
         if nonce in seen:
             raise UserError(f"the write {nonce.hex()} comes twice: count each once, with `common`")
         seen.add(nonce)
-        points = _unpacked(layout, num_words, public)
+        points = unpack_corrections(public, layout.num_buckets, depth_of(layout.size), num_words + COUNT)
         seeds = np.frombuffer(roots, np.uint64).reshape(-1, 2)
         add_points(sums, layout.size, points, seeds, make_hashes(context, nonce), party)
     return _folded(layout, sums)
@@ -134,21 +140,6 @@ def _checked_nonce(nonce: bytes) -> bytes:
     if len(nonce) != NONCE:
         raise UserError(f"a write's nonce has {len(nonce)} bytes, and must have {NONCE} random ones")
     return nonce
-
-
-def _packed(points: Corrections) -> bytes:
-    return b"".join(part.tobytes() for part in points)
-
-
-def _unpacked(layout: BucketLayout, num_words: int, public: bytes) -> Corrections:
-    """Flags have two bits, and a seed's lowest bit is zero. Other bits are ignored."""
-    shape = depth_of(layout.size), layout.num_buckets
-    seeds, flags = (np.prod(shape) * width for width in (BLOCK, 1))
-    return Corrections(
-        np.frombuffer(public, np.uint64, seeds // 8).reshape(*shape, 2),
-        np.frombuffer(public, np.uint8, flags, seeds).reshape(shape),
-        np.frombuffer(public[seeds + flags :], np.uint32).reshape(-1, num_words + COUNT),
-    )
 
 
 def _folded(layout: BucketLayout, sums: np.ndarray) -> np.ndarray:

@@ -145,7 +145,8 @@ def _two_servers(facts: PrivacyFacts) -> Traffic:
     """Every client's messages have these sizes."""
     shapes, sizes = sealed_shapes(facts.agreement).values(), facts.sizes
     report = sum(each.size * each.dtype.itemsize for each in shapes)
-    return float(sizes.fixed + sizes.answer), float(sizes.seeds + sizes.sealed + report)
+    asked = sizes.seeds + sizes.to_both + sizes.sealed
+    return float(sizes.fixed + sizes.answer), float(asked + report)
 
 
 OPTIONS = (

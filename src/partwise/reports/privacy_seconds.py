@@ -92,11 +92,11 @@ def _asking(
     belongs = About(task="one")
     ask = lambda: ask_privately(agreement, public, belongs, keys)
     question = ask()
-    seeds, sealed = read_question(agreement, question.message)
-    helper = lambda: helper_answer(agreement, private, tables, 0, "one", sealed)
+    asked = read_question(agreement, question.message)
+    helper = lambda: helper_answer(agreement, private, tables, 0, "one", asked.public, asked.sealed)
     first = lambda: {
-        space: retrieval.answer_first(tables[space], agreement.layout(space), seed)
-        for space, seed in seeds.items()
+        space: retrieval.answer_first(tables[space], agreement.layout(space), asked.to_both[space], told)
+        for space, told in asked.to_first.items()
     }
     theirs, mine, answers, at = helper(), first(), {}, 0
     for space, answer in mine.items():

@@ -52,6 +52,7 @@ class Sizes(NamedTuple):
     values: Mapping[str, int]  # space -> bytes of a slice's values
     updates: Mapping[str, int]  # space -> bytes of the update of a slice
     seeds: int = 0  # of a client's question in private, to the server
+    to_both: int = 0  # the same, to the server and the helper
     sealed: int = 0  # the same, to the helper, through the server
     answer: int = 0  # of all spaces, joined
 
@@ -136,6 +137,7 @@ def _private_sizes(
     each = [query_sizes(layout_shape(num_keys[space], most[space]), slices[space]) for space in num_keys]
     return {
         "seeds": sum(sizes.to_first for sizes in each),
+        "to_both": sum(sizes.to_both for sizes in each),
         "sealed": OVERHEAD + sum(BLOCK + sizes.to_second for sizes in each),
         "answer": sum(sizes.answer for sizes in each),
     }
@@ -182,14 +184,15 @@ def serve(sizes: Sizes, num_clients: int, demands: Mapping[str, Demand]) -> dict
 
 
 def _privately(sizes: Sizes, ahead: Served, broadcast: Served) -> Served:
-    """As `pregenerated`, with messages of one size. The helper is given all slices, and what is sealed to it."""
-    clients, down, asked = ahead.clients, sizes.fixed + sizes.answer, sizes.seeds + sizes.sealed
+    """As `pregenerated`, with messages of one size. The helper is given all slices, and its part of questions."""
+    clients, down, carried = ahead.clients, sizes.fixed + sizes.answer, sizes.to_both + sizes.sealed
+    asked = sizes.seeds + carried
     return ahead._replace(
         bytes_down=clients * down,
         most_down=down if clients else 0,
         bytes_up=broadcast.bytes_up + clients * asked,
         most_up=broadcast.most_up + asked if clients else 0,
-        from_server=clients * (down + sizes.sealed) + _dot(sizes.num_keys, sizes.slices),
+        from_server=clients * (down + carried) + _dot(sizes.num_keys, sizes.slices),
         from_cdn=0,
     )
 

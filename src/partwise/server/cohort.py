@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.privacy.secret_draws import Seed, draws_of
 from partwise.types import UserError, unknown
 
 
@@ -22,7 +23,7 @@ class Sampling(NamedTuple):
     """
 
     name: str
-    draw: Callable[[np.random.Generator, int, int], int]
+    draw: Callable[[Any, int, int], int]
     most: Callable[[int], int | None]
     wait: int = 1
 
@@ -165,13 +166,13 @@ class Cohort(NamedTuple):
     spare: int  # reported after the cohort was full
 
 
-def recruit(recruiting: Recruiting, counts: np.ndarray, seed: int, round_number: int) -> Cohort:
+def recruit(recruiting: Recruiting, counts: np.ndarray, seed: Seed, round_number: int) -> Cohort:
     """Choose the cohort of a round.
 
     Clients are sampled without replacement. Clients that drop out or have too few examples are removed. The
     first of the remaining clients form the cohort, up to the largest number that is used.
     """
-    rng = np.random.default_rng([seed, round_number])
+    rng = draws_of(seed, round_number)
     asked = _asked(recruiting, len(counts), rng, seed, round_number)
     stayed = asked[rng.random(len(asked)) >= recruiting.dropout] if recruiting.dropout else asked
     useful = stayed[counts[stayed] >= recruiting.min_examples] if recruiting.min_examples else stayed
@@ -179,9 +180,7 @@ def recruit(recruiting: Recruiting, counts: np.ndarray, seed: int, round_number:
     return Cohort(clients, len(asked) - len(stayed), len(stayed) - len(useful), len(useful) - len(clients))
 
 
-def _asked(
-    recruiting: Recruiting, population: int, rng: np.random.Generator, seed: int, round_number: int
-) -> np.ndarray:
+def _asked(recruiting: Recruiting, population: int, rng: Any, seed: Seed, round_number: int) -> np.ndarray:
     """The positions of the clients that are asked in a round, in random order."""
     sampling = recruiting.sampling
     if sampling.name.startswith("apart"):
@@ -191,6 +190,6 @@ def _asked(
 
 
 @lru_cache(8)
-def _shuffled(seed: int, population: int) -> np.ndarray:
+def _shuffled(seed: Seed, population: int) -> np.ndarray:
     """All clients in an order that is the same for a whole run."""
-    return np.random.default_rng([seed, GROUPS, population]).permutation(population)
+    return draws_of(seed, GROUPS, population).permutation(population)

@@ -1,23 +1,24 @@
 """Slices that two servers send together, so that neither learns of which keys (`privacy.retrieval`).
 
-    private  client -> first server    #first:SPACE a seed for it, #sealed what only the helper can open
+    private  client -> first server    #both:SPACE what both servers are told, #first:SPACE what the first one is,
+                                       #sealed what only the helper can open
     slices   first server -> client    leaves that are not keyed, and #joined:SPACE both servers' answers, joined
 
-The helper's answer passes the first server under a pad that the client chose. The sizes of all messages follow from
-the agreement alone.
+The first server passes on what is for both, to which the box is bound. The helper's answer passes the first server
+under a pad that the client chose. The sizes of all messages follow from the agreement alone.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from partwise.model.partition import Partition
-from partwise.privacy.aes import BLOCK
+from partwise.privacy.aes import BLOCK, framed
 from partwise.privacy.retrieval import (
     Query,
     answer_first,
@@ -47,7 +48,7 @@ from partwise.server.messages import (
 )
 from partwise.types import UserError
 
-FIRST, SEALED, JOINED = "#first:", "#sealed", "#joined:"
+BOTH, FIRST, SEALED, JOINED = "#both:", "#first:", "#sealed", "#joined:"
 
 
 class PrivateQuestion(NamedTuple):
@@ -56,6 +57,24 @@ class PrivateQuestion(NamedTuple):
     message: bytes
     queries: Mapping[str, Query]
     pads: Mapping[str, bytes]
+
+
+class SlicesAsked(NamedTuple):
+    """A question as the first server reads it.
+
+    to_both:  space -> what both servers are told
+    to_first: space -> what the first one is told
+    sealed:   the helper's box
+    """
+
+    to_both: Mapping[str, bytes]
+    to_first: Mapping[str, bytes]
+    sealed: bytes
+
+    @property
+    def public(self) -> bytes:
+        """What the helper is sent beside the box."""
+        return b"".join(self.to_both.values())
 
 
 Tables = Mapping[str, np.ndarray]  # space -> its rows in buckets
@@ -96,8 +115,10 @@ def ask_privately(
     queries = {space: make_query(agreement.layout(space), keys[space]) for space in agreement.tables}
     pads = {space: os.urandom(BLOCK) for space in queries}
     box = b"".join(pads[space] + query.to_second for space, query in queries.items())
-    sealed = seal(helper_key, box, _bound(agreement, belongs.version, belongs.task))
-    arrays = {FIRST + space: np.frombuffer(query.to_first, np.uint8) for space, query in queries.items()}
+    public = b"".join(query.to_both for query in queries.values())
+    arrays = {BOTH + space: np.frombuffer(query.to_both, np.uint8) for space, query in queries.items()}
+    arrays |= {FIRST + space: np.frombuffer(query.to_first, np.uint8) for space, query in queries.items()}
+    sealed = seal(helper_key, box, _bound(agreement, belongs.version, belongs.task, public))
     arrays[SEALED] = np.frombuffer(sealed, np.uint8)
     return PrivateQuestion(write_message("private", belongs, arrays, {}), queries, pads)
 
@@ -107,31 +128,43 @@ def largest_question(agreement: Agreement) -> int:
     return LARGEST_HEADER + sum(each.size for each in _asked_shapes(agreement).values())
 
 
-def read_question(agreement: Agreement, message: bytes) -> tuple[dict[str, bytes], bytes]:
-    """The first server's seeds by space, and the helper's box."""
+def read_question(agreement: Agreement, message: bytes) -> SlicesAsked:
+    """A client's question."""
     if len(message) > largest_question(agreement):
         raise UserError(f"a question of {len(message):,} bytes is too large")
     arrays, _ = open_message("private", message)
     check_arrays("question", arrays, _asked_shapes(agreement))
-    return {space: arrays[FIRST + space].tobytes() for space in agreement.tables}, arrays[SEALED].tobytes()
+    told = lambda kind: {space: arrays[kind + space].tobytes() for space in agreement.tables}
+    return SlicesAsked(told(BOTH), told(FIRST), arrays[SEALED].tobytes())
 
 
 def helper_answer(
-    agreement: Agreement, private_key: bytes, tables: Tables, version: int, task: str, sealed: bytes
+    agreement: Agreement,
+    private_key: bytes,
+    tables: Tables,
+    version: int,
+    task: str,
+    public: bytes,
+    sealed: bytes,
 ) -> bytes:
     """The helper's answers of all spaces, one after the other, each under its pad."""
-    box = unseal(private_key, sealed, _bound(agreement, version, task))
-    if len(box) != len(sealed) - OVERHEAD or len(sealed) != _box_size(agreement) + OVERHEAD:
-        raise UserError(f"a box has {len(box):,} bytes in it, and must have {_box_size(agreement):,}")
-    answers, at = [], 0
-    for space in agreement.tables:
-        layout = agreement.layout(space)
-        end = at + BLOCK + query_sizes(layout, 0).to_second
-        answers.append(
-            padded(answer_second(tables[space], layout, box[at + BLOCK : end]), box[at : at + BLOCK])
-        )
-        at = end
+    box = unseal(private_key, sealed, _bound(agreement, version, task, public))
+    sizes = {space: query_sizes(agreement.layout(space), 0) for space in agreement.tables}
+    told = _cut(public, [each.to_both for each in sizes.values()])
+    mine = _cut(box, [BLOCK + each.to_second for each in sizes.values()])
+    answers = []
+    for space, to_both, secret in zip(sizes, told, mine, strict=True):
+        answer = answer_second(tables[space], agreement.layout(space), to_both, secret[BLOCK:])
+        answers.append(padded(answer, secret[:BLOCK]))
     return b"".join(answers)
+
+
+def _cut(message: bytes, lengths: Sequence[int]) -> list[bytes]:
+    """The parts of a message, which have these lengths."""
+    ends = [sum(lengths[: place + 1]) for place in range(len(lengths))]
+    if len(message) != sum(lengths):
+        raise UserError(f"a question has a part of {len(message):,} bytes, and must have {sum(lengths):,}")
+    return [message[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def write_joined(
@@ -139,7 +172,7 @@ def write_joined(
     partition: Partition,
     params: Mapping[str, Any],
     tables: Tables,
-    seeds: Mapping[str, bytes],
+    asked: SlicesAsked,
     theirs: bytes,
     rng: Any,
     belongs: About,
@@ -147,8 +180,8 @@ def write_joined(
     """The first server's message: its own answers joined with the helper's, and all leaves that are not keyed."""
     keyed, at = partition.of("keyed"), 0
     arrays = {path: np.asarray(leaf) for path, leaf in params.items() if path not in keyed}
-    for space, seed in seeds.items():
-        mine = answer_first(tables[space], agreement.layout(space), seed)
+    for space, to_first in asked.to_first.items():
+        mine = answer_first(tables[space], agreement.layout(space), asked.to_both[space], to_first)
         arrays[JOINED + space] = np.frombuffer(joined(mine, theirs[at : at + len(mine)]), np.uint8)
         at += len(mine)
     return write_message("slices", belongs, arrays, {"rng": key_data(rng).tolist()})
@@ -195,8 +228,13 @@ def _split(partition: Partition, space: str, rows: np.ndarray) -> dict[str, np.n
 
 
 def _asked_shapes(agreement: Agreement) -> Shapes:
-    shapes = {FIRST + space: jax.ShapeDtypeStruct((BLOCK,), np.uint8) for space in agreement.tables}
-    return shapes | {SEALED: jax.ShapeDtypeStruct((_box_size(agreement) + OVERHEAD,), np.uint8)}
+    shapes, sealed = {}, OVERHEAD
+    for space in agreement.tables:
+        sizes = query_sizes(agreement.layout(space), 0)
+        shapes[BOTH + space] = jax.ShapeDtypeStruct((sizes.to_both,), np.uint8)
+        shapes[FIRST + space] = jax.ShapeDtypeStruct((sizes.to_first,), np.uint8)
+        sealed += BLOCK + sizes.to_second
+    return shapes | {SEALED: jax.ShapeDtypeStruct((sealed,), np.uint8)}
 
 
 def _answered_shapes(agreement: Agreement, partition: Partition) -> Shapes:
@@ -209,9 +247,6 @@ def _answered_shapes(agreement: Agreement, partition: Partition) -> Shapes:
     return shapes
 
 
-def _box_size(agreement: Agreement) -> int:
-    return sum(BLOCK + query_sizes(agreement.layout(space), 0).to_second for space in agreement.tables)
-
-
-def _bound(agreement: Agreement, version: int, task: str) -> bytes:
-    return agreement.context(version, f"slices of {task}")
+def _bound(agreement: Agreement, version: int, task: str, public: bytes) -> bytes:
+    """What a box is bound to."""
+    return framed(agreement.context(version, f"slices of {task}"), public)
