@@ -115,7 +115,7 @@ class MaskedRounds:
     def verdict(self, book: Book, row: RoundRow, now: float) -> Verdict:
         """Whether the stage of an open round ends, and how."""
         tasks = book.members(row.number, row.attempt)
-        if len(tasks) < FEWEST:
+        if len(tasks) < max(FEWEST, self._rules.least):
             return "repeat"
         sent = self._sent(book, row, tasks, row.stage)
         states = ("reported",) if row.stage == UNMASK else ("open", "leased")
