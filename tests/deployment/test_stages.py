@@ -246,6 +246,13 @@ def test_the_quorum_counts_at_every_stage_up_to_the_upload(transaction):
     assert desk.row[:3] == (0, 1, "waiting")
 
 
+def test_a_cohort_that_is_too_small_for_a_sum_is_drawn_again(transaction):
+    """As one that Poisson draws: nobody is missing, and nothing is asked of anybody."""
+    desk = Desk(transaction, least=7)  # of 6
+    desk.due(0.0)
+    assert desk.row[:3] == (0, 1, "waiting")
+
+
 def test_a_stage_has_its_own_deadline(transaction):
     desk = Desk(transaction, lease=1000)
     for stage, now in enumerate((99.0, 198.0)):

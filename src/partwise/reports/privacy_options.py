@@ -94,12 +94,7 @@ def _row(option: Option, facts: PrivacyFacts, noise: Mapping[str, Any] | None) -
     seconds = option.measure(facts)
     return {
         "name": option.name,
-        "sees": {
-            party: what
-            if facts.partition.spaces
-            else what.partition(";")[0]  # after it is what is said of keys
-            for party, what in option.sees.items()
-        },
+        "sees": _seen(option, facts),
         "bytes_down": down,
         "bytes_up": up,
         "seconds_client": seconds.client,
@@ -108,6 +103,16 @@ def _row(option: Option, facts: PrivacyFacts, noise: Mapping[str, Any] | None) -
         "epsilon": noise["epsilon"] if noise else None,
         "settings": _settings(option, facts),
     }
+
+
+def _seen(option: Option, facts: PrivacyFacts) -> dict[str, str]:
+    """Who sees what of a client, with the settings that the task has."""
+    sees = dict(option.sees)
+    if option.sums == "masked" and facts.config.privacy.mechanism == "skellam":
+        sees["server"] = "nothing but the sum of a round, with the noise of its clients"
+    if facts.partition.spaces:
+        return sees
+    return {party: what.partition(";")[0] for party, what in sees.items()}  # after it is what is said of keys
 
 
 def _settings(option: Option, facts: PrivacyFacts) -> dict[str, Any]:
