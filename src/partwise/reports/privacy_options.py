@@ -121,6 +121,8 @@ def _settings(option: Option, facts: PrivacyFacts) -> dict[str, Any]:
     if option.sums == "plain":
         return settings
     settings |= {"privacy.clip": facts.config.privacy.clip or 1.0, **settings_for_noise(facts.config)}
+    if facts.config.privacy.mechanism == "skellam":
+        settings["privacy.mechanism"] = "skellam" if option.sums == "masked" else "independent"
     if option.way == "private":
         settings["privacy.keys"] = max(form.most for form in facts.agreement.tables.values())
     return settings
