@@ -80,6 +80,17 @@ def test_the_plain_loop_is_the_same(run):
         np.testing.assert_allclose(plain.params[path], leaf, atol=1e-6)
 
 
+@pytest.mark.slow  # trains once more
+def test_on_a_fine_grid_it_is_gaussian_noise_but_for_rounding(run):
+    """Simulations draw both kinds from the same normal numbers, so that one can be compared with the other."""
+    done, _ = run
+    gaussian = train("planted", changes=SKELLAM | {"privacy.mechanism": "independent"})
+    for path, leaf in done.params.items():
+        np.testing.assert_allclose(gaussian.params[path], leaf, atol=1e-6)
+        assert not np.array_equal(gaussian.params[path], leaf)
+    assert gaussian.summary["privacy"]["epsilon"] < done.summary["privacy"]["epsilon"]
+
+
 def test_the_budget_ends_a_run_of_skellam_noise():
     spent = promised_of().ledger.epsilon(2)
     with pytest.warns(RunWarning, match="ends the run after 2 of 4 rounds"):
