@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from partwise.algorithms.registry import prepare
+from partwise.config.protection import protection
+from partwise.config.secure_sums import noise_share
+from partwise.deployment import masked_sums
 from partwise.deployment.agent import Agent
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
@@ -19,7 +23,9 @@ from partwise.deployment.link import UnreachableError
 from partwise.deployment.offered import algorithm_of
 from partwise.privacy.masked_client import MaskedClient
 from partwise.privacy.masked_letters import STAMP_BYTES, stamped
+from partwise.privacy.masked_server import unmasked_sum
 from partwise.runs.resolve import resolve
+from partwise.server import masked_form, skellam_sum
 from partwise.server.cohort import Cohort
 from partwise.server.masked_form import MaskingForm, masked_context
 from partwise.server.messages import about
@@ -271,6 +277,78 @@ def _bytes(found):
     return found if isinstance(found, bytes) else None
 
 
+SKELLAM = {
+    "privacy.mechanism": "skellam",
+    "privacy.noise": 2.0,
+    "cohort.sampling": "poisson:12",
+    "data.num_items": 60,
+}
+
+
+def share_of(run):
+    found = noise_share(protection(run.config, run.config.deploy.population))
+    assert found is not None
+    return found
+
+
+def test_without_what_is_drawn_the_model_of_skellam_noise_is_the_simulated_one(masked, enroll, monkeypatch):
+    """Every client draws one share of the noise, for all its words. The server draws those of who did not come."""
+    drawn = []
+
+    def nothing(count, variance, random):
+        drawn.append((count, variance))
+        return np.zeros(count, np.uint32)
+
+    monkeypatch.setattr(masked_form, "skellam_words", nothing)
+    monkeypatch.setattr(skellam_sum, "skellam", lambda rng, shape, variance: np.zeros(shape, np.int32))
+    run = masked(SKELLAM | {"rounds": 1})
+    take_part(agents(run, links(run, enroll, 2)))
+    run.check()
+    share, num_words = share_of(run), run.hub.coordinator.server.sealed.lines.num_words
+    assert share.most == 12
+    shares = lambda number: [(num_words, number * share.update), (2, number * share.numbers)]
+    counted = len(run.counted(0))
+    assert drawn == shares(1) * counted + shares(12 - counted)
+
+
+def test_the_server_never_has_a_sum_without_the_noise_of_its_clients(masked, enroll, monkeypatch):
+    """What it unmasks, less the clients' own words, is noise of as many shares as there are clients."""
+    plain, seen = [], []
+
+    def line(self, mine, keys):
+        plain.append(laid_out(self, mine, keys))
+        return plain[-1].copy()
+
+    def opened(*given):
+        seen.append(unmasked_sum(*given))
+        return seen[-1].copy()
+
+    laid_out = masked_form.LineForm.line
+    monkeypatch.setattr(masked_form.LineForm, "line", line)
+    monkeypatch.setattr(masked_sums, "unmasked_sum", opened)
+    run = masked(SKELLAM | {"rounds": 1, "cohort.sampling": "fixed"})
+    take_part(agents(run, links(run, enroll, 2)))
+    assert len(plain) == 6
+    assert len(seen) == 1
+    noise = (seen[0] - np.sum(plain, 0, dtype=np.uint32)).view(np.int32).astype(float)
+    share, dense = share_of(run), run.hub.coordinator.server.sealed.lines
+    update = np.delete(noise, numbers_of(dense))
+    check_spread(update, 6 * share.update)
+    check_spread(noise[numbers_of(dense)], 6 * share.numbers)
+    assert run.hub.records()[0]["privacy"]["epsilon"] > 0
+    assert all(np.isfinite(leaf).all() for leaf in run.hub.state(1).params.values())
+
+
+def numbers_of(lines):
+    return slice(lines._num_dense - 2, lines._num_dense)
+
+
+def check_spread(numbers, variance):
+    """The variance is right (chi-square)."""
+    squares = float(np.sum(np.square(numbers))) / variance
+    assert stats.chi2.ppf(1e-6, numbers.size) < squares < stats.chi2.isf(1e-6, numbers.size)
+
+
 def test_letters_are_for_runs_with_masked_sums(federate):
     run = federate()
     link = run.link()
@@ -294,6 +372,8 @@ def test_what_masked_sums_cannot_have_is_refused(tmp_path):
         ({"deploy.buffer": 2, "deploy.concurrency": 6}, "deploy.buffer must be 0"),
         ({"cohort.size": 1}, "at least 2"),
         ({"privacy.clip": None, "privacy.noise": None}, "privacy.clip"),
+        ({"privacy.mechanism": "blt", "cohort.sampling": "apart:2"}, "for simulations so far"),
+        ({"privacy.mechanism": "skellam", "cohort.sampling": "poisson"}, "poisson:1[0-9] or more"),
     ):
         task, config = resolve("planted", None, MASKING)
         with pytest.raises(UserError, match=match):

@@ -62,6 +62,16 @@ def test_what_is_told(told):
     assert (out / "privacy.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_clients_that_add_the_noise_are_told_of():
+    settings = {"privacy.mechanism": "skellam", "privacy.sums": "masked", "privacy.clip": 1.0}
+    more = {"privacy.noise": 1.0, "server.weighting": "uniform", "cohort.sampling": "fixed"}
+    told = compare_options("planted", None, {**PLANTED, **settings, **more})
+    masked, two = row(told, "masked"), row(told, "two")
+    assert masked["sees"]["server"] == "nothing but the sum of a round, with the noise of its clients"
+    assert masked["settings"]["privacy.mechanism"] == "skellam"
+    assert two["settings"]["privacy.mechanism"] == "independent"
+
+
 def test_the_most_keys_are_those_of_a_client_unless_they_are_set(told, facts):
     keys = told[0]["keys"]["item"]
     assert keys["most"] == facts.counts["item"].max()

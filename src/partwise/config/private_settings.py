@@ -7,9 +7,10 @@ from partwise.server.cohort import parse_sampling
 from partwise.server.optimizers import make_optimizer
 from partwise.types import UserError, unknown
 
+CORRELATED = ("blt", "banded")  # mechanisms whose noise takes back some of the noise before
 KNOWN = {
     "heat": ("none", "gaussian", "response"),
-    "mechanism": ("independent", "blt", "banded"),
+    "mechanism": ("independent", "skellam", *CORRELATED),
     "rows": ("all", "filtered"),
 }
 
@@ -30,6 +31,8 @@ def check_fits(config: Config) -> None:
             raise unknown(f"value of privacy.{name}", value, known)
     _check_server(config)
     _check_cohort(config)
+    if config.privacy.mechanism == "skellam":
+        _check_skellam(config)
 
 
 def _check_server(config: Config) -> None:
@@ -63,8 +66,27 @@ def _check_cohort(config: Config) -> None:
             "cohort.min_examples with cohort.over_selection lets one client's data decide whether another takes "
             "part: with privacy.clip, leave one of them out"
         )
-    if mechanism != "independent" and parse_sampling(cohort.sampling).wait < 2:
+    if mechanism in CORRELATED and parse_sampling(cohort.sampling).wait < 2:
         raise UserError(
             f"privacy.mechanism = {mechanism} rests on clients that wait between their rounds: set "
             f"cohort.sampling=apart:ROUNDS, as in apart:60, or privacy.mechanism=independent"
+        )
+
+
+def _check_skellam(config: Config) -> None:
+    part = config.privacy
+    if part.sums != "masked":
+        raise UserError(
+            f"privacy.mechanism = skellam lets clients add the noise to sums that nobody sees before, and with "
+            f"privacy.sums = {part.sums} there is none: set privacy.sums=masked, or privacy.mechanism=independent"
+        )
+    if parse_sampling(config.cohort.sampling).wait > 1:
+        raise UserError(
+            f"privacy.mechanism = skellam is for cohorts of poisson:MOST or fixed, not for cohort.sampling = "
+            f"{config.cohort.sampling}: choose one of these, or privacy.mechanism=independent"
+        )
+    if part.noise_cohort:
+        raise UserError(
+            "privacy.mechanism = skellam shares the noise among the clients that come, and privacy.noise_cohort is "
+            "that of others: leave one of them out"
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from partwise.config.private_settings import check_fits, check_unset
+from partwise.config.private_settings import CORRELATED, check_fits, check_unset
 from partwise.config.settings import Config
+from partwise.config.sum_sizes import check_shares, least_of, most_of, quorum_of
 from partwise.privacy.accounting import Rounds, default_delta, gaussian_noise
+from partwise.privacy.grid import Grid
 from partwise.privacy.ledger import Ledger, SingleRelease
 from partwise.privacy.matrix import Matrix, make_matrix
 from partwise.server.cohort import parse_sampling
@@ -49,6 +51,7 @@ class Protection(NamedTuple):
     simulated: whether the noise is that of a larger cohort, so that nobody is protected
     heat:      how heat is counted; None: not at all
     sums:      who sees what before the noise (`privacy.sums`)
+    least:     the fewest clients that a sum over a network is of
     """
 
     door: Door
@@ -57,6 +60,7 @@ class Protection(NamedTuple):
     simulated: bool
     heat: HeatPromise | None = None
     sums: str = "plain"
+    least: int = 1
 
     @property
     def rounds(self) -> Rounds:
@@ -78,7 +82,7 @@ class Protection(NamedTuple):
         """The whole promise after so many rounds: the numbers, the unit, and what they rest on."""
         resting = [
             _drawn(self.rounds),
-            SEEN[self.sums],
+            self._seen(),
             "neither the noise nor who is drawn can be guessed",
         ]
         if self.simulated:
@@ -98,6 +102,17 @@ class Protection(NamedTuple):
             "not_covered": uncovered,
         }
 
+    def _seen(self) -> str:
+        """What the promise says of who sees what."""
+        if not self.rounds.grid:
+            return SEEN[self.sums]
+        most = self.rounds.grid.most
+        return (
+            f"at least {self.least} clients of a sum add their share of the noise, one part in {most}, and keep it "
+            f"secret; the server adds the parts of those who do not come. It sees sums with the clients' noise "
+            f"alone, and knows who takes part: what it is promised is less"
+        )
+
 
 def protection(config: Config, num_clients: int, trials: int = 1) -> Protection | None:
     """The promise of a configuration for a population of so many (over a network, of `deploy.population`), and for
@@ -110,20 +125,31 @@ def protection(config: Config, num_clients: int, trials: int = 1) -> Protection 
     size = _noise_cohort(config, num_clients)
     delta = part.delta if part.delta is not None else default_delta(num_clients)
     matrix = _matrix(config)
+    door = _door(config, matrix)
     rounds = _rounds(config, num_clients, size, matrix)._replace(trials=trials)
+    if part.mechanism == "skellam":
+        check_shares(config, rounds, delta)
+        rounds = rounds._replace(grid=grid_of(door, rounds))
     heat = _heat(config, rounds, delta)
     once = (SingleRelease("heat: counts of the holders of keys", heat.noise),) if heat and heat.noise else ()
     ledger = _with_noise(config, Ledger(rounds, delta, once, _parts(config)))
     budget = part.epsilon if part.epsilon is not None else math.inf
-    door = _door(config, ledger.rounds.noise * config.cohort.size / size, matrix)
-    return Protection(door, ledger, budget, size != config.cohort.size, heat, part.sums)
+    door = door._replace(noise=ledger.rounds.noise * config.cohort.size / size)
+    least = least_of(config, quorum_of(config))
+    return Protection(door, ledger, budget, size != config.cohort.size, heat, part.sums, least)
 
 
-def _door(config: Config, noise: float, matrix: Matrix | None) -> Door:
+def grid_of(door: Door, rounds: Rounds) -> Grid:
+    """The whole numbers that secure sums are of."""
+    return Grid(most_of(rounds), door.clip, door.share, door.spread)
+
+
+def _door(config: Config, matrix: Matrix | None) -> Door:
+    """The door, without its noise."""
     part = config.privacy
     return Door(
         clip=part.clip or 0.0,
-        noise=noise,
+        noise=0.0,
         cohort=config.cohort.size,
         share=part.share,
         loss_bound=part.loss_bound,
@@ -157,7 +183,7 @@ def _noise_cohort(config: Config, num_clients: int) -> int:
 
 def _matrix(config: Config) -> Matrix | None:
     part = config.privacy
-    if part.mechanism == "independent":
+    if part.mechanism not in CORRELATED:
         return None
     wait = parse_sampling(config.cohort.sampling).wait
     return make_matrix(part.mechanism, max(config.rounds, 2), wait, part.buffers)

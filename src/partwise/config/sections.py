@@ -217,8 +217,9 @@ class PrivacyConfig:
     heat_keys: int = setting(100, "so many of a client's keys are counted at most (gaussian)", 1, 10**9)
     mechanism: str = setting(
         "independent",
-        "noise of every round by itself (independent), or taking back noise of earlier rounds (blt, banded; "
-        "these need cohort.sampling = apart)",
+        "noise of every round by itself, by the server (independent) or by the clients (skellam; it needs "
+        "privacy.sums = masked), or taking back noise of earlier rounds (blt, banded; these need cohort.sampling "
+        "= apart)",
     )
     buffers: int = setting(0, "tables of noise that blt and banded keep; 0: 2 for blt, 7 for banded", 0, 60)
     rows: str = setting(

@@ -4,6 +4,9 @@ A client's clipped numbers become multiples of 2^-bits in 32-bit words. Words ar
 shares cancel to the last bit, and a simulation without any cryptography has the same sum. Rounding moves a client's
 vector by at most sqrt(D) / 2^bits, D being its length. Updates are clipped by so much more, so that the rounded
 vector is within the clip that the noise is made for.
+
+With `privacy.mechanism = skellam`, clients add the noise themselves, each its share (`noise_share`); a simulation
+adds it to the sum (`server.skellam_sum`).
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 import math
 
 from partwise.algorithm import Algorithm
-from partwise.config.protection import Protection, protection
+from partwise.config.protection import Protection, grid_of, protection
 from partwise.config.settings import Config
+from partwise.config.sum_sizes import most_of
+from partwise.privacy.skellam import NoiseShare
 from partwise.selection.choose import Choice, top
 from partwise.server.encoding import clipped, fixed_point
+from partwise.server.skellam_sum import skellam_sum
 from partwise.types import UserError, unknown
 
 SUMS = ("plain", "masked", "two_servers")
-MOST_BITS = 24  # after the point: as many as a float32 has
-ROOM = 10  # standard deviations of the noise that a sum has room for
 
 
 def secured(algorithm: Algorithm, config: Config, num_clients: int) -> Algorithm:
@@ -50,24 +54,27 @@ def secured(algorithm: Algorithm, config: Config, num_clients: int) -> Algorithm
     slack = _slack(algorithm, bits) * promised.door.spread
     if slack >= promised.door.clip / 2:
         raise UserError(
-            f"privacy.clip = {promised.door.clip:g} is too small for sums of {_most(promised):,} clients in 32 "
-            f"bits: raise it, or use smaller cohorts (cohort.sampling = poisson:MOST bounds them)"
+            f"privacy.clip = {promised.door.clip:g} is too small for sums of {most_of(promised.rounds):,} clients "
+            f"in 32 bits: raise it, or use smaller cohorts (cohort.sampling = poisson:MOST bounds them)"
         )
     aggregator = fixed_point(clipped(algorithm.aggregator, promised.door.clip - slack), bits)
-    return algorithm._replace(aggregator=aggregator)
+    share = noise_share(promised)
+    return algorithm._replace(aggregator=skellam_sum(aggregator, share) if share else aggregator)
 
 
 def bits_for(promised: Protection) -> int:
     """The bits after the point with which no sum of a cohort, with its noise, leaves 32 bits."""
-    door = promised.door
-    largest = _most(promised) * max(door.clip, 1.0) + ROOM * max(door.deviation, door.count_deviation)
-    return max(0, min(MOST_BITS, math.floor(31 - math.log2(largest))))
+    return grid_of(promised.door, promised.rounds).bits(promised.door.noise)
 
 
-def _most(promised: Protection) -> int:
-    """The largest number of clients that can be in a sum."""
-    rounds = promised.ledger.rounds
-    return rounds.most or (round(rounds.cohort) if rounds.sampling == "fixed" else rounds.population)
+def noise_share(promised: Protection) -> NoiseShare | None:
+    """The noise that a client adds to its words; None if the noise is not the clients'."""
+    if promised.rounds.grid is None:
+        return None
+    door, most = promised.door, promised.rounds.grid.most
+    steps = 2.0 ** bits_for(promised)
+    numbers = door.count_deviation if door.noise else 0.0
+    return NoiseShare((door.deviation * steps) ** 2 / most, (numbers * steps) ** 2 / most, most)
 
 
 def _slack(algorithm: Algorithm, bits: int) -> float:

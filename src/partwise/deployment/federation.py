@@ -21,6 +21,7 @@ from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
 from partwise.config.protection import protection
 from partwise.config.settings import Config
+from partwise.config.sum_sizes import least_of
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.deployment.coordinator import Coordinator
@@ -36,7 +37,6 @@ from partwise.deployment.promise import (
     cohort_seed,
     keep_cohort_seed,
     known_heats,
-    least_of,
     make_masked,
     make_pair,
     own_noise,

@@ -19,6 +19,7 @@ from partwise.algorithm import Algorithm
 from partwise.checkpoint import read_file, write_file
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
+from partwise.config.secure_sums import noise_share
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -61,8 +62,9 @@ def check_promise(config: Config) -> None:
         return
     if part.noise_cohort:
         raise UserError("privacy.noise_cohort is for simulations: nobody would be protected. Leave it out")
-    for name, usual in {"mechanism": "independent", "clip_quantile": 0.0, "rows": "all"}.items():
-        if getattr(part, name) != usual:
+    known = {"mechanism": ("independent", "skellam"), "clip_quantile": (0.0,), "rows": ("all",)}
+    for name, values in known.items():
+        if getattr(part, name) not in values:
             raise UserError(f"privacy.{name} = {getattr(part, name)} is for simulations so far: leave it out")
     if config.cohort.sampling.startswith("apart"):
         raise UserError("cohort.sampling = apart is for simulations so far: use poisson, or fixed")
@@ -80,13 +82,6 @@ def check_promise(config: Config) -> None:
         raise UserError(
             f"privacy.sums = masked hides a client among others: set cohort.size to at least {FEWEST}"
         )
-
-
-def least_of(config: Config, quorum: int) -> int:
-    """The fewest reports that a secure sum is of. Cohorts that Poisson draws vary in size: half the quorum."""
-    if config.privacy.sums == "plain":
-        return 1
-    return quorum if config.cohort.sampling == "fixed" else math.ceil(quorum / 2)
 
 
 def make_pair(
@@ -110,8 +105,12 @@ def make_masked(algorithm: Algorithm, config: Config, run: str, least: int) -> M
     """What adds up masked reports, if the run has them."""
     if config.privacy.sums != "masked":
         return None
-    agreement = with_promise(make_agreement(algorithm, run), config, config.deploy.population, least)
-    return MaskedSums(algorithm, agreement)
+    agreement = make_agreement(algorithm, run)
+    promised = protection(config, config.deploy.population)
+    share = noise_share(promised) if promised else None
+    if share is None:
+        agreement = with_promise(agreement, config, config.deploy.population, least)
+    return MaskedSums(algorithm, agreement, share)
 
 
 def own_noise(promised: Protection) -> Callable[[Total], Total]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from partwise.config.parts import make_recruiting, one_of
 from partwise.config.settings import Config
+from partwise.config.sum_sizes import quorum_of
 from partwise.privacy.secret_draws import Seed
 from partwise.server.cohort import Recruiting
 from partwise.types import UserError, unknown
@@ -130,7 +130,7 @@ def make_rules(config: Config, **changes: Any) -> Rules:
         recruiting=recruiting,
         seed=config.seed,
         rounds=config.rounds,
-        quorum=max(1, math.ceil(part.quorum * recruiting.size)),
+        quorum=quorum_of(config),
         concurrency=part.concurrency or recruiting.size,
         needs=parse_needs(part.needs),
         **{name: getattr(part, name) for name in (*same, *more)},

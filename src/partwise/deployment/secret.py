@@ -8,6 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from partwise.algorithm import Algorithm
+from partwise.algorithms.registry import recorded
+from partwise.config.protection import protection
+from partwise.config.secure_sums import noise_share
+from partwise.config.settings import parse_toml
 from partwise.deployment.link import Link, Offer
 from partwise.deployment.pair import make_agreement
 from partwise.model.partition import Partition
@@ -66,4 +70,7 @@ def masking_of(offer: Offer, algorithm: Algorithm) -> MaskingForm | None:
     """How reports are written if they are masked; None if they are not."""
     if offer.settings["privacy.sums"] != "masked":
         return None
-    return MaskingForm(WordForm(algorithm.aggregator, algorithm.partition))
+    config = recorded(parse_toml(offer.config))
+    promised = protection(config, config.deploy.population)
+    share = noise_share(promised) if promised else None
+    return MaskingForm(WordForm(algorithm.aggregator, algorithm.partition), share)

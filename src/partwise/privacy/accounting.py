@@ -8,6 +8,9 @@ mechanisms, in units of what a client adds to them) is composed with the rounds.
 Where a client waits some rounds between two of its own (`apart`), nothing rests on how cohorts are drawn: all
 rounds together are one Gaussian mechanism, and what counts is how much a client can add to all of them
 (`sensitivity`; Choquette-Choo et al. 2023).
+
+Rounds with Skellam noise (`grid`) are accounted for by Rényi divergences (`privacy.renyi`). If cohorts are cut to
+`most`, the chance that one is cut is taken from delta.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.stats import binom
 
+from partwise.privacy.grid import Grid
+from partwise.privacy.renyi import ORDERS, gaussian_divergences, skellam_divergences
 from partwise.types import UserError
 
 INTERVAL = 1e-3  # of the discretised privacy loss; smaller is tighter and slower
@@ -39,6 +45,7 @@ class Rounds(NamedTuple):
     separation: with `apart`, how many rounds after a client's round it may be in another
     matrix:     with `apart`, the first column of the Toeplitz matrix of correlated noise; empty: independent noise
     trials:     how many runs there are with the same clients
+    grid:       with Skellam noise, the whole numbers that sums are of; None: Gaussian noise
     """
 
     noise: float
@@ -49,6 +56,19 @@ class Rounds(NamedTuple):
     separation: int = 1
     matrix: tuple[float, ...] = ()
     trials: int = 1
+    grid: Grid | None = None
+
+    @property
+    def chance(self) -> float:
+        """That a client is in a cohort."""
+        return min(1.0, self.cohort / self.population)
+
+    @property
+    def cut(self) -> float:
+        """The chance that a Poisson cohort is cut to `most` if a client is in it."""
+        if self.sampling != "poisson" or self.most is None:
+            return 0.0
+        return float(binom.sf(self.most - 1, self.population, self.chance))
 
     @property
     def relation(self) -> str:
@@ -72,6 +92,8 @@ def epsilon(rounds: Rounds, number: int, delta: float, once: tuple[float, ...] =
         return 0.0
     if (number and rounds.noise <= 0) or min(once, default=1.0) <= 0:
         return math.inf
+    if rounds.grid is not None:
+        return _skellam_epsilon(rounds, number, delta, once)
     accountant = _accountant(rounds)
     accountant.compose(_events(rounds, number, once))
     return float(accountant.get_epsilon(delta))
@@ -146,11 +168,15 @@ def sensitivity(rounds: Rounds, number: int) -> float:
     return float(np.linalg.norm(moved))
 
 
+def _shrunk(rounds: Rounds) -> float:
+    """What the noise of something released once is divided by: see `gaussian_noise`."""
+    return math.sqrt(2) if rounds.sampling == "fixed" else 1.0
+
+
 def _events(rounds: Rounds, number: int, once: tuple[float, ...]) -> Any:
     """So many rounds and what was released once, for the accountant."""
     dp = _library()
-    shrunk = math.sqrt(2) if rounds.sampling == "fixed" else 1  # see `gaussian_noise`
-    events: list[Any] = [dp.GaussianDpEvent(noise / shrunk) for noise in once]
+    events: list[Any] = [dp.GaussianDpEvent(noise / _shrunk(rounds)) for noise in once]
     if number and rounds.sampling == "apart":
         whole = dp.GaussianDpEvent(rounds.noise / sensitivity(rounds, number))
         events.append(dp.SelfComposedDpEvent(whole, rounds.trials))
@@ -168,10 +194,22 @@ def _event(rounds: Rounds) -> Any:
         return dp.SampledWithoutReplacementDpEvent(
             rounds.population, size, dp.GaussianDpEvent(rounds.noise / 2)
         )
-    chance = min(1.0, rounds.cohort / rounds.population)
     if rounds.most is None or rounds.most >= rounds.population:
-        return dp.PoissonSampledDpEvent(chance, dp.GaussianDpEvent(rounds.noise))
-    return dp.TruncatedSubsampledGaussianDpEvent(rounds.population, chance, rounds.most, rounds.noise)
+        return dp.PoissonSampledDpEvent(rounds.chance, dp.GaussianDpEvent(rounds.noise))
+    return dp.TruncatedSubsampledGaussianDpEvent(rounds.population, rounds.chance, rounds.most, rounds.noise)
+
+
+def _skellam_epsilon(rounds: Rounds, number: int, delta: float, once: tuple[float, ...]) -> float:
+    assert rounds.grid is not None
+    number *= rounds.trials
+    costs = np.zeros(len(ORDERS))
+    for noise in once:
+        costs += gaussian_divergences(noise / _shrunk(rounds))
+    if number:
+        step = rounds.grid.step(rounds.noise)
+        costs += number * skellam_divergences(rounds.noise, step, rounds.sampling, rounds.chance)
+    left = delta - number * rounds.cut
+    return float(_library().rdp.compute_epsilon(ORDERS, costs, left)[0]) if left > 0 else math.inf
 
 
 def _accountant(rounds: Rounds) -> Any:

@@ -80,6 +80,7 @@ def mechanism(rounds: Rounds) -> str:
     if rounds.sampling == "apart":
         kind = "correlated" if rounds.matrix else "independent"
         return f"Gaussian, {kind} noise, a client waits {rounds.separation} rounds: one mechanism over all rounds"
-    if rounds.sampling == "fixed":
-        return "Gaussian, cohorts without replacement, by Rényi divergences"
-    return "Gaussian, Poisson cohorts, by privacy loss distributions"
+    kind = "Skellam" if rounds.grid else "Gaussian"
+    drawn = "cohorts without replacement" if rounds.sampling == "fixed" else "Poisson cohorts"
+    moments = rounds.grid or rounds.sampling == "fixed"
+    return f"{kind}, {drawn}, by {'Rényi divergences' if moments else 'privacy loss distributions'}"

@@ -17,11 +17,16 @@ CHUNK = 1 << 20  # numbers at a time
 Random = Callable[[int], bytes]
 
 
+def secret_uniforms(count: int, random: Random = os.urandom) -> np.ndarray:
+    """So many numbers between 0 and 1, of 53 random bits each; never 0."""
+    bits = keystream(random(BLOCK), 8 * count).view("<u8") >> np.uint64(11)
+    return (bits.astype(np.float64) + 0.5) * 2.0**-53
+
+
 def secret_normals(count: int, random: Random = os.urandom) -> np.ndarray:
     """So many standard normal numbers (Box and Muller, 1958), of 53 random bits each."""
     half = -(-count // 2)
-    bits = keystream(random(BLOCK), 16 * half).view("<u8") >> np.uint64(11)
-    uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # never 0
+    uniform = secret_uniforms(2 * half, random)
     radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * np.pi * uniform[half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
 

@@ -94,12 +94,7 @@ def _row(option: Option, facts: PrivacyFacts, noise: Mapping[str, Any] | None) -
     seconds = option.measure(facts)
     return {
         "name": option.name,
-        "sees": {
-            party: what
-            if facts.partition.spaces
-            else what.partition(";")[0]  # after it is what is said of keys
-            for party, what in option.sees.items()
-        },
+        "sees": _seen(option, facts),
         "bytes_down": down,
         "bytes_up": up,
         "seconds_client": seconds.client,
@@ -110,12 +105,24 @@ def _row(option: Option, facts: PrivacyFacts, noise: Mapping[str, Any] | None) -
     }
 
 
+def _seen(option: Option, facts: PrivacyFacts) -> dict[str, str]:
+    """Who sees what of a client, with the settings that the task has."""
+    sees = dict(option.sees)
+    if option.sums == "masked" and facts.config.privacy.mechanism == "skellam":
+        sees["server"] = "nothing but the sum of a round, with the noise of its clients"
+    if facts.partition.spaces:
+        return sees
+    return {party: what.partition(";")[0] for party, what in sees.items()}  # after it is what is said of keys
+
+
 def _settings(option: Option, facts: PrivacyFacts) -> dict[str, Any]:
     """The settings of an option."""
     settings: dict[str, Any] = {"privacy.sums": option.sums, "serving.way": option.way}
     if option.sums == "plain":
         return settings
     settings |= {"privacy.clip": facts.config.privacy.clip or 1.0, **settings_for_noise(facts.config)}
+    if facts.config.privacy.mechanism == "skellam":
+        settings["privacy.mechanism"] = "skellam" if option.sums == "masked" else "independent"
     if option.way == "private":
         settings["privacy.keys"] = max(form.most for form in facts.agreement.tables.values())
     return settings

@@ -17,6 +17,7 @@ from partwise.algorithms.registry import (
     without_foreign,
 )
 from partwise.config.options import explain_options, read_options
+from partwise.config.private_settings import CORRELATED
 from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import PARTS, differences, fingerprint
@@ -237,7 +238,7 @@ def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
 def _check_same_noise(saved: Config, config: Config) -> None:
     """Raise `UserError` if the noise of the rounds that were run was made for another number of rounds."""
     part = saved.privacy
-    if part.noise is None or part.mechanism != "independent":
+    if part.noise is None or part.mechanism in CORRELATED:
         raise UserError(
             f"the noise of this run was made for {saved.rounds} rounds, so it can be made neither longer nor "
             f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"

@@ -8,10 +8,15 @@ the client has no key: which keys it has is hidden as well. A report is a `repor
     #masked    uint8    the letter of stage `mask` (`privacy.masked_letters`): a stamp, and the masked line
 
 Every report of a run has the same size.
+
+If clients add the noise themselves (`privacy.skellam`), it is in every word of the line before it is masked. The
+server adds the shares of those who did not come. So the noise of a sum does not tell how many came, and whoever
+sees the model is promised what the whole noise promises.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import jax
@@ -20,6 +25,8 @@ import numpy as np
 from partwise.privacy.aes import framed
 from partwise.privacy.masked_cohort import opened_vector
 from partwise.privacy.masked_letters import STAMP_BYTES
+from partwise.privacy.secret_noise import Random
+from partwise.privacy.skellam import NoiseShare, skellam_words
 from partwise.privacy.sum_words import SumWords
 from partwise.server.messages import (
     LARGEST_HEADER,
@@ -30,7 +37,7 @@ from partwise.server.messages import (
     write_message,
 )
 from partwise.server.total import Contribution
-from partwise.server.word_form import WordForm
+from partwise.server.word_form import NUM_SUMS, WordForm
 from partwise.types import UserError
 
 MASKED = "#masked"
@@ -66,6 +73,13 @@ class LineForm:
             begin += keys * width
         return SumWords(line[: self._num_dense], tables)
 
+    def noise(self, share: NoiseShare, shares: int, random: Random = os.urandom) -> np.ndarray:
+        """So many shares of the noise of a sum, as a line."""
+        line = skellam_words(self.num_words, shares * share.update, random)
+        numbers = skellam_words(NUM_SUMS, shares * share.numbers, random)
+        line[self._num_dense - NUM_SUMS : self._num_dense] = numbers
+        return line
+
 
 class MaskedForm:
     """The form of such reports, for a server."""
@@ -93,14 +107,17 @@ class MaskedForm:
 
 
 class MaskingForm:
-    """The same on a device."""
+    """The same on a device. `share` is the noise that a client adds, if it does."""
 
-    def __init__(self, words: WordForm):
-        self._words, self._lines = words, LineForm(words)
+    def __init__(self, words: WordForm, share: NoiseShare | None = None):
+        self._words, self._lines, self._share = words, LineForm(words), share
 
     def write(self, belongs: About, sent: Contribution, keys: Mapping[str, np.ndarray]) -> bytes:
         """A contribution as the bytes of its line, which stay on the device until they are masked."""
-        return self._lines.line(self._words.of(sent), keys).tobytes()
+        line = self._lines.line(self._words.of(sent), keys)
+        if self._share:
+            line += self._lines.noise(self._share, 1)
+        return line.tobytes()
 
     def report(self, belongs: About, letter: bytes) -> bytes:
         """The report with a masked line."""
