@@ -94,16 +94,16 @@ def run_trial(
         told: Called with sentences about what happens.
         engine: What carries the messages: `over_http`, or `deployment.flower_trial.through_flower`.
     """
-    if config.privacy.heat == "gaussian" and HEATS not in task.train.info:
-        told("counting heat")
-        place = Path(out) / COUNTS
-        run_trial(task, counting(task, config), place, num_devices, told=told, engine=engine)
-        task, config = with_counts(task, config.changed({"server.counts": str(place)}))
     store = prepare(task, config).store
     if not 1 <= num_devices <= store.num_clients:
         raise UserError(
             f"{num_devices} devices cannot share {store.num_clients:,} clients: give --devices from 1 to as many"
         )
+    if config.privacy.heat == "gaussian" and HEATS not in task.train.info:
+        told("counting heat")
+        place = Path(out) / COUNTS
+        run_trial(task, counting(task, config), place, num_devices, told=told, engine=engine)
+        task, config = with_counts(task, config.changed({"server.counts": str(place)}))
     folder = found_run(task, config, out)
     places = deal(folder, store, num_devices)
     told(f"{store.num_clients:,} clients on {num_devices} devices")
