@@ -201,6 +201,7 @@ def test_noise_follows_from_the_budget():
         ({"server.rate": 0.5}, "nothing is trained"),
         ({"privacy.clip": 1.0}, "privacy.heat_keys says what a client can add"),
         ({"privacy.heat": "gaussian"}, "privacy.epsilon is what the count costs"),
+        ({"privacy.heat_keys": 3}, "without noise, all keys are counted"),
         ({"privacy.heat_epsilon": 3.0}, "privacy.epsilon is what the count costs"),
         ({"privacy.noise_cohort": 1000, "privacy.epsilon": 1.0}, "everybody is counted"),
         ({"serving.way": "pregenerated"}, "clients fetch nothing that depends on them"),

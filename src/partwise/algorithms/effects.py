@@ -143,6 +143,13 @@ RULES: tuple[Rule, ...] = (
         )
         for name in ("heat_epsilon", "heat_noise", "heat_keys")
     ),
+    (
+        "privacy.heat_keys",
+        _of(
+            lambda c: c.privacy.heat == "none" and c.privacy.epsilon is None and not c.privacy.noise,
+            "without noise, all keys are counted",
+        ),
+    ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
 )
