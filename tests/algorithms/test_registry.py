@@ -64,7 +64,12 @@ def test_a_choice_of_keys_without_effect_is_refused(algorithm):
 
 
 KEEPING = ("fed_per", "lg_fed_avg", "fed_rep")
-OTHERS = ("fed_recon", "central", *KEEPING)  # for unseen clients, of one client, with something local
+OTHERS = (
+    "fed_recon",
+    "central",
+    "count_heat",
+    *KEEPING,
+)  # for unseen clients, of one client, without a model, with something local
 
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in OTHERS])

@@ -132,6 +132,24 @@ RULES: tuple[Rule, ...] = (
             "server.mean = {c.server.mean} has no factors to bound",
         ),
     ),
+    (
+        "server.counts",
+        _of(lambda c: c.server.mean != "heat", "server.mean = {c.server.mean} reads no counts (heat does)"),
+    ),
+    *(
+        (
+            f"privacy.{name}",
+            _of(lambda c: bool(c.server.counts), "the counts of server.counts have noise of their own"),
+        )
+        for name in ("heat_epsilon", "heat_noise", "heat_keys")
+    ),
+    (
+        "privacy.heat_keys",
+        _of(
+            lambda c: c.privacy.heat == "none" and c.privacy.epsilon is None and not c.privacy.noise,
+            "without noise, all keys are counted",
+        ),
+    ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
 )

@@ -32,6 +32,8 @@ class AlgorithmEntry(NamedTuple):
     trains:   which setting of a task it trains: with local parameters, or with all parameters on the server
     selects:  whether clients choose keys (otherwise they have all keys that could matter to them)
     splits:   whether training clients split their examples into support and query sets
+    settle:   (task, configuration) -> the configuration with settings that the algorithm itself decides, because
+              they follow from others
     unread:   {pattern of dotted keys: reason}, common settings that this algorithm does not read. None means not
               known; then no setting is refused
     """
@@ -43,4 +45,5 @@ class AlgorithmEntry(NamedTuple):
     trains: Literal["personal", "stateful"] = "personal"
     selects: bool = True
     splits: bool = False
+    settle: Callable[[Task, Config], Config] = lambda task, config: config
     unread: Mapping[str, str] | None = None

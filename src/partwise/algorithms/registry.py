@@ -32,6 +32,7 @@ ALGORITHMS: dict[str, AlgorithmEntry | Lazy] = {
         "fed_adam": "fed_opt:FED_ADAM",
         "fed_yogi": "fed_opt:FED_YOGI",
         "central": "central:CENTRAL",
+        "count_heat": "count_heat:COUNT_HEAT",
     }.items()
 }
 

@@ -267,7 +267,7 @@ def deploy(options: Options) -> Result:
     if options.out is not None and Folder(options.out).exists():
         raise UserError(f"'{options.out}' holds a run already: choose another folder with --out")
     name, recorded, changes = asked(options)
-    changes.setdefault("rounds", TRIAL_ROUNDS)
+    changes.setdefault("rounds", _trial_rounds(changes))
     engine, told = _engine(options.engine)
     if options.engine == "flower":
         changes.setdefault("serving.way", "broadcast")
@@ -315,6 +315,14 @@ def deploy(options: Options) -> Result:
             f"{trained:.1f} s, from the start of the processes to their end. Their logs and the model are in {out}."
         )
     return summary
+
+
+def _trial_rounds(changes: Mapping[str, Any]) -> int:
+    """How many rounds a trial has, if nobody says: as many as the algorithm needs, if it says that."""
+    from partwise.algorithms.registry import find_algorithm
+
+    own = find_algorithm(changes["algorithm"]).defaults if "algorithm" in changes else {}
+    return own.get("rounds", TRIAL_ROUNDS)
 
 
 def _engine(name: str) -> tuple[Any, str]:

@@ -193,9 +193,14 @@ def _heat(config: Config, rounds: Rounds, delta: float) -> HeatPromise | None:
     part = config.privacy
     if config.server.mean != "heat" or part.heat == "none":
         return None
+    if part.heat != "gaussian":
+        return HeatPromise(part.heat, part.heat_epsilon)
     relation = "replaced" if rounds.sampling == "fixed" else "added"
-    noise = gaussian_noise(part.heat_epsilon, delta, relation) if part.heat == "gaussian" else 0.0
-    return HeatPromise(part.heat, part.heat_epsilon, noise)
+    return HeatPromise(
+        part.heat,
+        part.heat_epsilon,
+        part.heat_noise or gaussian_noise(part.heat_epsilon, delta, relation),
+    )
 
 
 def _parts(config: Config) -> tuple[str, ...]:

@@ -127,6 +127,10 @@ class ServerConfig:
         "corrected by heat (counted over all clients) or seen (its estimate from the cohorts so far)",
     )
     cap: float | None = setting(None, "largest factor that heat gives a row; none: no bound", 1, LARGEST)
+    counts: str = setting(
+        "",
+        "folder of a run of count_heat, whose counts are the heat; empty: counted in the data that is here",
+    )
     settings: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -214,6 +218,12 @@ class PrivacyConfig:
         "client flips bits, which protects single keys, not clients; none: not at all",
     )
     heat_epsilon: float = setting(1.0, "what counting heat costs; response: for each key", 1e-6, 1e6)
+    heat_noise: float | None = setting(
+        None,
+        "noise of these counts in units of what a client adds to them; none: found from heat_epsilon",
+        1e-3,
+        1e6,
+    )
     heat_keys: int = setting(100, "so many of a client's keys are counted at most (gaussian)", 1, 10**9)
     mechanism: str = setting(
         "independent",

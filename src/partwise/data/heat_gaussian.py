@@ -70,8 +70,7 @@ def deviation(noise: float, most: int) -> float:
 
 
 def gaussian_heats(counted: Counted, noise: float, most: int, rng: np.random.Generator) -> dict[str, Heat]:
-    """Heat from noisy counts, scaled to all N clients. A count is at least twice the standard deviation of its
-    noise: N / n_m of a smaller one would be noise.
+    """Heat from counts to which noise is added here.
 
     Args:
         counted: The counts.
@@ -81,10 +80,18 @@ def gaussian_heats(counted: Counted, noise: float, most: int, rng: np.random.Gen
     """
     sd = deviation(noise, most)
     clients = counted.clients + sd * rng.normal()
-    scale = counted.total / min(max(clients, 1.0), counted.total)
+    noisy = {space: counts + sd * rng.normal(size=len(counts)) for space, counts in counted.counts.items()}
+    return scaled_heats(Counted(noisy, clients, counted.total), sd)
+
+
+def scaled_heats(counted: Counted, sd: float) -> dict[str, Heat]:
+    """Heat from counts whose noise has this standard deviation (0: they are exact), scaled to all N clients. A
+    count is at least twice the standard deviation of its noise: N / n_m of a smaller one would be noise."""
+    scale = counted.total / min(max(counted.clients, 1.0), counted.total)
+    least = 1 if sd else 0  # noise may hide that somebody holds a key
     heats = {}
     for space, counts in counted.counts.items():
-        noisy = np.maximum(counts + sd * rng.normal(size=len(counts)), SURE * sd) * scale
-        whole = np.clip(np.rint(noisy), 1, counted.total).astype(np.int64)
+        noisy = np.maximum(np.asarray(counts, np.float64), SURE * sd) * scale
+        whole = np.clip(np.rint(noisy), least, counted.total).astype(np.int64)
         heats[space] = Heat(space, whole, counted.total)
     return heats

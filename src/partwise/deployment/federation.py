@@ -69,7 +69,8 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     """
     make_rules(config)
     _check_deployable(task, config)
-    config = promised_config(config, task.train.num_clients)
+    # The heat is written below. Devices are told all settings, and a place on this machine is not their business.
+    config = promised_config(config, task.train.num_clients).changed({"server.counts": ""})
     prepared, folder = prepare(task, config), Folder(out)
     algorithm = prepared.build(prepared.rates)
     if config.deploy.reports == "sum":

@@ -18,6 +18,7 @@ import numpy as np
 from partwise.algorithm import Algorithm
 from partwise.checkpoint import read_file, write_file
 from partwise.config.guarded_heat import guarded_heats
+from partwise.config.parts import HEATS
 from partwise.config.protection import Protection, protection
 from partwise.config.secure_sums import noise_share
 from partwise.config.settings import Config
@@ -132,7 +133,10 @@ def own_noise(promised: Protection) -> Callable[[Total], Total]:
 
 
 def known_heats(config: Config, partition: Partition, store: ClientStore) -> dict[str, Heat]:
-    """The heat that a server may know. If clients are promised privacy, it is counted with noise, or not at all."""
+    """The heat that a server may know: what a run has counted before (`server.counts`), or what the data here says.
+    If clients are promised privacy, it is counted with noise, or not at all."""
+    if HEATS in store.info:
+        return store.info[HEATS]
     promised = protection(config, store.num_clients)
     if promised is None:
         by = "samples" if config.server.weighting == "examples" else "clients"

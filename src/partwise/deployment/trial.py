@@ -4,6 +4,7 @@ task's clients. `partwise deploy` runs it."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from partwise.algorithms.count_heat import counting
 from partwise.algorithms.registry import prepare
+from partwise.config.parts import HEATS
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.deployment.auth import DeviceKey, KeyRow
@@ -27,9 +30,11 @@ from partwise.deployment.helper import TOKEN_FILE
 from partwise.deployment.journal import Journal
 from partwise.deployment.key_ring import KeyRing
 from partwise.runs.folder import Folder
+from partwise.runs.heat_counts import with_counts
 from partwise.tasks import Task
 from partwise.types import UserError
 
+COUNTS = "counts"  # folder of the run that counts heat, in that of the run that trains
 LOOK = 0.2  # seconds between looks at the run
 PATIENCE = 20  # seconds for a process to end when it is told to
 PARTWISE = (sys.executable, "-m", "partwise.cli")
@@ -77,7 +82,8 @@ def run_trial(
     told: Callable[[str], None] = lambda text: None,
     engine: Engine = over_http,
 ) -> Folder:
-    """Train a task with a server and devices in processes of their own, until the run ends.
+    """Train a task with a server and devices in processes of their own, until the run ends. If heat is to be
+    counted with noise, the devices count it first, in a run of its own.
 
     Args:
         task: The task.
@@ -93,6 +99,11 @@ def run_trial(
         raise UserError(
             f"{num_devices} devices cannot share {store.num_clients:,} clients: give --devices from 1 to as many"
         )
+    if config.privacy.heat == "gaussian" and HEATS not in task.train.info:
+        told("counting heat")
+        place = Path(out) / COUNTS
+        run_trial(task, counting(task, config), place, num_devices, told=told, engine=engine)
+        task, config = with_counts(task, config.changed({"server.counts": str(place)}))
     folder = found_run(task, config, out)
     places = deal(folder, store, num_devices)
     told(f"{store.num_clients:,} clients on {num_devices} devices")
@@ -107,7 +118,9 @@ def deal(folder: Folder, store: ClientStore, num_devices: int) -> list[Path]:
     for number, share in enumerate(np.array_split(np.arange(store.num_clients), num_devices)):
         place = folder.path / "devices" / f"{number:03d}"
         place.mkdir(parents=True, mode=0o700)
-        store.gather(share).save(place / "examples")
+        mine = store.gather(share)
+        about = {name: value for name, value in mine.info.items() if name != HEATS}
+        dataclasses.replace(mine, info=about).save(place / "examples")
         places.append(place)
     return places
 

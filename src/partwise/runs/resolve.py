@@ -22,6 +22,7 @@ from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import PARTS, differences, fingerprint
 from partwise.runs.folder import MAY_CHANGE, Folder
+from partwise.runs.heat_counts import with_counts
 from partwise.tasks import (
     Entry,
     Task,
@@ -43,12 +44,23 @@ def resolve(
     preset: str | None = None,
     recorded: Mapping[str, Any] | None = None,
 ) -> tuple[Task, Config]:
-    """The task and its configuration.
+    """The task and its configuration, with the heat that `server.counts` names.
 
     The configuration is made of the defaults, then the task's settings or those of its preset, then all
     settings of a recorded run if there is one, then `changes`. A setting in `changes` that has no effect
     raises `UserError`.
     """
+    return with_counts(*_resolved(task, data, changes, preset, recorded))
+
+
+def _resolved(
+    task: str | Task,
+    data: str | None,
+    changes: Mapping[str, Any],
+    preset: str | None = None,
+    recorded: Mapping[str, Any] | None = None,
+) -> tuple[Task, Config]:
+    """The same, without heat."""
     name = task if isinstance(task, str) else task.name
     if preset is not None and recorded:
         raise UserError(
@@ -69,8 +81,9 @@ def resolve(
     before = fitting(settings_for(task.defaults, algorithm), given)
     usual, config = configuration(name, before), configuration(name, before | given)
     config = dataclasses.replace(config, data=dict(task.loaded))
-    check_effects(task, config, find_algorithm(algorithm), usual, changes)
-    return task, config
+    entry = find_algorithm(algorithm)
+    check_effects(task, config, entry, usual, changes)
+    return task, entry.settle(task, config)
 
 
 def _options_of(task: str | Task) -> list[str]:
@@ -127,7 +140,7 @@ def resumed(
             f"the run in '{folder.path}' is of task '{saved.task}', not '{name}': leave the task out to go on "
             f"with it, or begin another run in another folder"
         )
-    loaded, config = reopened(folder, data, changes, task if isinstance(task, Task) else None)
+    loaded, config = with_counts(*reopened(folder, data, changes, task if isinstance(task, Task) else None))
     if preset is not None:
         own = with_preset(loaded, preset).defaults
         options = {f"data.{name}": value for name, value in data_options(own).items()}
@@ -141,11 +154,12 @@ def resumed(
 def reopened(
     folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
 ) -> tuple[Task, Config]:
-    """The task and configuration of a recorded run, with changes; its data may have moved to `data`."""
+    """The task and configuration of a recorded run, with changes, for an evaluation, which needs no heat; its data
+    may have moved to `data`."""
     saved = folder.config()
     if task is None:
         entry_of(saved.task)
-    loaded, config = resolve(task or saved.task, data, changes, recorded=saved.flat())
+    loaded, config = _resolved(task or saved.task, data, changes, recorded=saved.flat())
     for name, ids in folder.source().vocabularies.items():
         if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
             raise UserError(
