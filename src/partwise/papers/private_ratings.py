@@ -20,12 +20,11 @@ from matplotlib.figure import Figure
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.papers.study import once, telling_release
-from partwise.runs.backends import make_evaluator, make_simulation
+from partwise.runs.backends import Backend, make_evaluator, make_simulation
 from partwise.runs.picture import INK, QUIET, RED, save_picture
 from partwise.runs.resolve import resolve
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.evaluator import Evaluator
-from partwise.simulation.loop import Simulation
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -124,7 +123,7 @@ def train_line(
     """Choose the clip and the rate with the first seed, and train with every seed."""
     promised = "privacy.noise" in line.changes or line.epsilon is not None
     tried: list[tuple[float, float | None, float]] = []
-    simulations: dict[float | None, Simulation] = {}
+    simulations: dict[float | None, Backend] = {}
     for clip, factor in itertools.product(clips if promised else (None,), FACTORS):
         if clip not in simulations:
             changes = {**line.changes, **({} if clip is None else {"privacy.clip": clip})}
@@ -144,7 +143,7 @@ def train_line(
 
 
 def _train(
-    simulation: Simulation,
+    simulation: Backend,
     config: Config,
     seed: int,
     factor: float,
