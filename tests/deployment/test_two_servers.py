@@ -25,7 +25,7 @@ from partwise.deployment.secret import secret_of
 from partwise.privacy.sum_words import SumWords
 from partwise.privacy.two_servers import for_helper, make_parts, with_noise
 from partwise.runs.resolve import resolve
-from partwise.server.cohort import recruit
+from partwise.server.cohort import Cohort
 from partwise.server.round import Server
 from partwise.simulation import plain as simulation
 from partwise.simulation.plain import PlainSimulation
@@ -83,26 +83,34 @@ def take_part(url, offer, hub, enroll, store, number=3):
 
 def simulated(prepared, config, hub, noise=None):
     """The plain backend, with the cohorts that the server drew in secret, and its noise."""
+    places = {str(name): place for place, name in enumerate(prepared.store.client_ids.tolist())}
+    cohorts = [[places[name] for name in counted(hub, number)] for number in range(config.rounds)]
     algorithm = hub.coordinator.server.algorithm  # with the heat that was counted in secret
     plain = PlainSimulation(
         lambda rates: algorithm, prepared.rates, prepared.store, prepared.recruiting, seed=config.seed
     )
     plain._server = Server(plain.algorithm, noise=noise) if noise else plain._server
-    secret = hub.coordinator.rules.drawing
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            simulation,
-            "recruit",
-            lambda wanted, counts, seed, number: recruit(wanted, counts, secret, number),
-        )
+        cohort = lambda wanted, counts, seed, number: Cohort(np.array(cohorts[number]), 0, 0, 0)
+        patch.setattr(simulation, "recruit", cohort)
         list(plain.run(config.rounds))
     return plain.state.params
 
 
-def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll):
-    prepared, config, hub, offer, url, _ = pair(SECRET)
+def counted(hub, number):
+    """The clients in the sum of a round."""
+    attempt = hub.records()[number]["attempt"]
+    tasks = hub.clerk.do(lambda book: book.tasks("train", number, attempt))
+    return [task.client for task in tasks if task.counted is not None]
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "apart:3"])
+def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll, sampling):
+    prepared, config, hub, offer, url, _ = pair(SECRET | {"cohort.sampling": sampling})
     take_part(url, offer, hub, enroll, prepared.store)
     assert hub.round().phase == "ended"
+    if sampling != "fixed":
+        assert len(set(counted(hub, 0) + counted(hub, 1) + counted(hub, 2))) == 18
     for path, leaf in simulated(prepared, config, hub).items():
         np.testing.assert_array_equal(np.asarray(hub.state(config.rounds).params[path]), np.asarray(leaf))
 

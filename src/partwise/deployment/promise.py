@@ -63,8 +63,6 @@ def check_promise(config: Config) -> None:
     for name, usual in {"mechanism": "independent", "clip_quantile": 0.0, "rows": "all"}.items():
         if getattr(part, name) != usual:
             raise UserError(f"privacy.{name} = {getattr(part, name)} is for simulations so far: leave it out")
-    if config.cohort.sampling.startswith("apart"):
-        raise UserError("cohort.sampling = apart is for simulations so far: use poisson, or fixed")
     for name in ("held_out", "buffer"):
         if getattr(deploy, name):
             raise UserError(f"with privacy.clip, deploy.{name} must be 0: its chances are not accounted for")
@@ -85,7 +83,7 @@ def least_of(config: Config, quorum: int) -> int:
     """The fewest reports that a secure sum is of. Cohorts that Poisson draws vary in size: half the quorum."""
     if config.privacy.sums == "plain":
         return 1
-    return quorum if config.cohort.sampling == "fixed" else math.ceil(quorum / 2)
+    return math.ceil(quorum / 2) if config.cohort.sampling.startswith("poisson") else quorum
 
 
 def make_pair(
