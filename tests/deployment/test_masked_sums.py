@@ -152,14 +152,6 @@ def test_the_model_is_the_simulated_one_bit_for_bit(masked, enroll):
     assert run.hub.clerk.do(lambda book: book.connection.exec_driver_sql("SELECT * FROM letters").all()) == []
 
 
-def test_clients_of_masked_sums_wait_for_their_next_round(masked, enroll):
-    run = masked({"cohort.sampling": "apart:2", "cohort.size": 4, "rounds": 3})
-    take_part(agents(run, links(run, enroll, 2)))
-    first, second, third = (set(run.counted(number)) for number in range(3))
-    assert len(first | second) == len(second | third) == 8
-    run.check()
-
-
 class LossyLink(HttpLink):
     """In the rounds 0 to 3, one client's letter of the stage of the same number never leaves the device. In round
     4, the server is killed between two stages."""

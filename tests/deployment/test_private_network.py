@@ -12,14 +12,19 @@ import pytest
 pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
 
 from partwise.algorithms.registry import prepare
+from partwise.checkpoint import from_bytes
+from partwise.deployment import server_noise
 from partwise.deployment.agent import Agent
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.offered import algorithm_of
 from partwise.runs.resolve import resolve
 from partwise.server.cohort import Cohort
+from partwise.server.private_sum import BUFFER
+from partwise.server.round import Server
 from partwise.simulation import plain as simulation
 from partwise.simulation.plain import PlainSimulation
+from partwise.types import UserError
 
 PRIVATE = {
     "data.num_clients": 30,
@@ -51,19 +56,26 @@ class Promised(NamedTuple):
     def store(self):
         return self.prepared.store
 
-    def take_part(self, enroll, number=2) -> None:
-        """Devices that share the clients, in threads, until the run ends."""
+    def begin(self, enroll):
+        """Two devices that share the clients: their threads, and links."""
+        links = [HttpLink(self.url, enroll(self.hub), hold=0.2) for _ in range(2)]
         threads = []
-        for share in np.array_split(np.arange(self.store.num_clients), number):
-            link, mine = HttpLink(self.url, enroll(self.hub), hold=0.2), self.store.gather(share)
+        for link, share in zip(links, np.array_split(np.arange(self.store.num_clients), 2), strict=True):
+            mine = self.store.gather(share)
             agent = Agent(link, algorithm_of(self.offer, mine), mine, most=100)
             threads.append(threading.Thread(target=lambda agent=agent: list(agent.run()), daemon=True))
-        for thread in threads:
-            thread.start()
+            threads[-1].start()
+        return threads, links
+
+    def finish(self, threads) -> None:
+        """Wait until the run ends."""
         for thread in threads:
             thread.join(150)
             assert not thread.is_alive()
         assert self.hub.round().phase == "ended"
+
+    def take_part(self, enroll) -> None:
+        self.finish(self.begin(enroll)[0])
 
     def counted(self, number) -> list[str]:
         """The clients in the sum of a round."""
@@ -71,13 +83,17 @@ class Promised(NamedTuple):
         tasks = self.hub.clerk.do(lambda book: book.tasks("train", number, attempt))
         return [name for task in tasks if task.counted is not None for name in task.names]
 
-    def check(self) -> None:
-        """That the model, and all that the server carries, is the plain backend's over the same cohorts."""
+    def check(self, drawn=None) -> None:
+        """That the model, and all that the server carries, is the plain backend's over the same cohorts, with the
+        same noise."""
         places = {str(name): place for place, name in enumerate(self.store.client_ids.tolist())}
         cohorts = [[places[name] for name in self.counted(number)] for number in range(self.config.rounds)]
         prepared, seed = self.prepared, self.config.seed
         plain = PlainSimulation(prepared.build, prepared.rates, self.store, prepared.recruiting, seed=seed)
+        plain._server = Server(plain.algorithm, noise=self.hub.coordinator.server.noise)
         with pytest.MonkeyPatch.context() as patch:
+            if drawn:
+                patch.setattr(server_noise, "secret_normals", lambda count: drawn.pop(0))
             cohort = lambda wanted, counts, seed, number: Cohort(np.array(cohorts[number]), 0, 0, 0)
             patch.setattr(simulation, "recruit", cohort)
             list(plain.run(self.config.rounds))
@@ -87,6 +103,19 @@ class Promised(NamedTuple):
         for name, words in plain.state.aggregator.items():
             for word, value in words.items():
                 np.testing.assert_array_equal(np.asarray(found.aggregator[name][word]), np.asarray(value))
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """All secret numbers that are drawn, in this order."""
+    every, draw = [], server_noise.secret_normals
+
+    def remembered(count):
+        every.append(draw(count))
+        return every[-1]
+
+    monkeypatch.setattr(server_noise, "secret_normals", remembered)
+    return every
 
 
 @pytest.fixture
@@ -118,3 +147,75 @@ def test_clients_wait_for_their_next_round(promised, enroll):
     for first in (0, 1):
         assert len(set().union(*cohorts[first : first + 3])) == 18
     run.check()
+
+
+CORRELATED = APART | {"privacy.noise": 0.5, "privacy.mechanism": "blt"}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"privacy.mechanism": "banded", "deploy.reports": "sum"},
+        {"privacy.sums": "masked", "serving.way": "broadcast"},
+    ],
+)
+def test_noise_takes_back_noise_of_earlier_rounds(promised, enroll, drawn, more):
+    run = promised(CORRELATED | more)
+    run.take_part(enroll)
+    assert len({name for number in range(3) for name in run.counted(number)}) == 12  # clients wait
+    found = run.hub.state(run.config.rounds).aggregator
+    assert np.abs(found[f"{BUFFER}0"]["item"]).min() > 0
+    if "deploy.reports" not in more:  # sums of several clients are added up in another order
+        run.check(drawn)
+
+
+def test_buffers_of_noise_are_kept_once_for_every_version(promised, enroll, drawn, monkeypatch, wait_until):
+    """A server cannot publish what it has made, draws other noise, and is started again. Only the noise of
+    published versions is taken back."""
+    run = promised(CORRELATED)
+    lost, numbers, once = [], len(run.hub.state(0).params) + 3, threading.Lock()
+    commit = run.hub.coordinator.commit
+
+    def fails(book, due, *given):
+        if due.round.number == 1 and once.acquire(blocking=False):
+            lost.extend(drawn[-numbers:])
+            raise RuntimeError("killed")
+        return commit(book, due, *given)
+
+    monkeypatch.setattr(run.hub.coordinator, "commit", fails)
+    threads, links = run.begin(enroll)
+    wait_until(lambda: run.hub.round().number == 2)
+    run.server.close()
+    now = run.again()
+    for link in links:
+        link.url = now.url
+    now.finish(threads)
+    assert len(lost) == numbers
+    assert len(drawn) == 4 * numbers
+    now.check([each for each in drawn if not any(each is other for other in lost)])
+
+
+def test_buffers_of_noise_are_in_no_file_that_others_read(promised, enroll, tmp_path):
+    run = promised(CORRELATED | {"serving.way": "broadcast"})
+    run.take_part(enroll)
+    run.hub.tick()
+    paths = [path for path in (tmp_path / "run" / "files").rglob("*") if path.is_file()]
+    paths.append(tmp_path / "run" / "model.safetensors")
+    leaves = set(run.prepared.build(run.prepared.rates).partition.server_paths)
+    assert len(paths) > run.config.rounds
+    for path in paths:
+        arrays, _ = from_bytes(path.read_bytes())
+        assert {name.split(":")[0] for name in arrays} <= leaves
+    for number in range(1, run.config.rounds + 1):
+        kept = run.hub.state(number).aggregator
+        secret = np.asarray(kept[f"{BUFFER}0"]["item"]).tobytes()
+        assert all(secret not in path.read_bytes() for path in paths)
+        assert any(secret in path.read_bytes() for path in (tmp_path / "run" / "versions").iterdir())
+
+
+def test_two_servers_have_no_common_noise_to_take_back(tmp_path):
+    changes = CORRELATED | {"privacy.sums": "two_servers", "privacy.keys": 5}
+    task, config = resolve("planted", None, PRIVATE | changes)
+    with pytest.raises(UserError, match="of two servers each has its own"):
+        found_run(task, config, tmp_path / "run")

@@ -160,14 +160,15 @@ def test_with_noise_it_is_the_simulated_one_with_the_same_noise(pair, enroll, mo
     assert len(drawn) == 2 * config.rounds
     words = hub.pair._words
 
-    def noise(total):
+    def noise(total, carried):
         (_, dense, tables), (_, more, others) = rounds.pop(0)
         added_noise = words.total(
             SumWords(dense + more, {space: rows + others[space] for space, rows in tables.items()})
         )
-        return jax.tree_util.tree_map(
+        added_up = jax.tree_util.tree_map(
             lambda a, b: a + b, total, added_noise._replace(weight=total.weight * 0)
         )
+        return added_up, carried
 
     found = simulated(prepared, config, hub, noise)
     for path, leaf in found.items():

@@ -8,7 +8,6 @@ from partwise.algorithm import Algorithm
 from partwise.deployment.book import TaskRow
 from partwise.deployment.stages import Collected
 from partwise.privacy.masked_server import unmasked_sum
-from partwise.privacy.two_servers import Agreement, with_noise
 from partwise.server.masked_form import MaskedForm
 from partwise.server.total import Total
 from partwise.server.word_form import WordForm
@@ -19,15 +18,14 @@ class MaskedSums:
 
     Args:
         algorithm: The run's algorithm.
-        noise: Says how much noise this server adds to a sum before anybody sees it.
     """
 
-    def __init__(self, algorithm: Algorithm, noise: Agreement):
+    def __init__(self, algorithm: Algorithm):
         self._words = WordForm(algorithm.aggregator, algorithm.partition)
-        self.form, self._noise = MaskedForm(self._words), noise
+        self.form = MaskedForm(self._words)
 
     def total(self, tasks: Sequence[TaskRow], collected: Collected) -> Total:
-        """The sum of the reports of these tasks, with noise.
+        """The sum of the reports of these tasks, in words. It has no noise yet (`deployment.server_noise`).
 
         Raises:
             TooFewError: Too few have helped to unmask it.
@@ -42,4 +40,4 @@ class MaskedSums:
             collected.unmasking,
             collected.settings,
         )
-        return self._words.total(with_noise(self._noise, self.form.lines.words(line)))
+        return self._words.total(self.form.lines.words(line))
