@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
 
+from partwise.algorithm import init_server
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import from_bytes
 from partwise.deployment import server_noise
@@ -18,10 +19,14 @@ from partwise.deployment.agent import Agent
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.offered import algorithm_of
+from partwise.device import Device
+from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.resolve import resolve
 from partwise.server.cohort import Cohort
+from partwise.server.messages import send
 from partwise.server.private_sum import BUFFER
 from partwise.server.round import Server
+from partwise.server.total import PUBLIC
 from partwise.simulation import plain as simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.types import UserError
@@ -83,7 +88,7 @@ class Promised(NamedTuple):
         tasks = self.hub.clerk.do(lambda book: book.tasks("train", number, attempt))
         return [name for task in tasks if task.counted is not None for name in task.names]
 
-    def check(self, drawn=None) -> None:
+    def check(self, drawn=None, exactly=True) -> None:
         """That the model, and all that the server carries, is the plain backend's over the same cohorts, with the
         same noise."""
         places = {str(name): place for place, name in enumerate(self.store.client_ids.tolist())}
@@ -97,12 +102,12 @@ class Promised(NamedTuple):
             cohort = lambda wanted, counts, seed, number: Cohort(np.array(cohorts[number]), 0, 0, 0)
             patch.setattr(simulation, "recruit", cohort)
             list(plain.run(self.config.rounds))
-        found = self.hub.state(self.config.rounds)
+        found, rtol = self.hub.state(self.config.rounds), 0 if exactly else 1e-4
         for path, leaf in plain.state.params.items():
-            np.testing.assert_array_equal(np.asarray(found.params[path]), np.asarray(leaf))
+            np.testing.assert_allclose(np.asarray(found.params[path]), np.asarray(leaf), rtol, rtol)
         for name, words in plain.state.aggregator.items():
             for word, value in words.items():
-                np.testing.assert_array_equal(np.asarray(found.aggregator[name][word]), np.asarray(value))
+                np.testing.assert_allclose(found.aggregator[name][word], np.asarray(value), rtol, rtol)
 
 
 @pytest.fixture
@@ -166,8 +171,7 @@ def test_noise_takes_back_noise_of_earlier_rounds(promised, enroll, drawn, more)
     assert len({name for number in range(3) for name in run.counted(number)}) == 12  # clients wait
     found = run.hub.state(run.config.rounds).aggregator
     assert np.abs(found[f"{BUFFER}0"]["item"]).min() > 0
-    if "deploy.reports" not in more:  # sums of several clients are added up in another order
-        run.check(drawn)
+    run.check(drawn, exactly="deploy.reports" not in more)  # sites add up in another order
 
 
 def test_buffers_of_noise_are_kept_once_for_every_version(promised, enroll, drawn, monkeypatch, wait_until):
@@ -219,3 +223,35 @@ def test_two_servers_have_no_common_noise_to_take_back(tmp_path):
     task, config = resolve("planted", None, PRIVATE | changes)
     with pytest.raises(UserError, match="of two servers each has its own"):
         found_run(task, config, tmp_path / "run")
+
+
+FOLLOWING = {"privacy.clip_quantile": 0.5, "privacy.clip_rate": 1.0, "privacy.noise": 0.3}
+
+
+@pytest.mark.parametrize("way", ["on_demand", "broadcast", "pregenerated"])
+def test_devices_are_told_the_clip_that_follows_the_norms(promised, enroll, drawn, way):
+    run = promised(FOLLOWING | {"serving.way": way})
+    run.take_part(enroll)
+    clips = [float(run.hub.state(number).aggregator[PUBLIC]["clip"]) for number in range(4)]
+    assert clips[0] == 0.5
+    assert len(set(clips)) == 4
+    run.check(drawn)
+
+
+def test_a_site_is_told_the_clip_too(promised, enroll):
+    run = promised(FOLLOWING | {"privacy.noise": 0.0, "deploy.reports": "sum"})
+    run.take_part(enroll)
+    run.check(exactly=False)
+
+
+def test_a_device_that_is_not_told_the_clip_declines():
+    task, config = resolve("planted", None, PRIVATE | FOLLOWING)
+    prepared = prepare(task, config)
+    algorithm = prepared.build(prepared.rates)
+    device, state = Device(algorithm), init_server(algorithm, round_rng(0, INIT_ROUND))
+    mine = prepared.store.gather([0])
+    asked = device.ask(mine)
+    given = (algorithm.partition, state.params, asked.keys, round_rng(0, 0))
+    assert device.report(send(*given, public={"clip": 0.5}), mine, asked)
+    with pytest.raises(UserError, match="the slices do not say that of this round"):
+        device.report(send(*given), mine, asked)

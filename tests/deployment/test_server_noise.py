@@ -78,6 +78,14 @@ def test_counts_have_noise_of_their_own_size():
         assert stats.kstest(np.concatenate(fresh), "norm").pvalue > SURE
 
 
+def test_noise_follows_the_clip():
+    """Rows have that of the round's clip, counts always the same."""
+    door = Door(clip=2.0, noise=3.0, cohort=4.0, quantile=0.5)  # the clip of `sums` is a quarter of that
+    noise = drawn(door)
+    check_white(noise["item"] * 4)
+    assert stats.kstest(drawn(door, rounds=400)["counts"].ravel(), "norm").pvalue > SURE
+
+
 def test_noise_covers_all_bits():
     """The lowest bits of a word are as likely 0 as 1, whatever the sum is: noise in 32 bits would leave them as
     they are, and they would tell of it."""

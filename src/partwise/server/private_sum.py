@@ -100,7 +100,7 @@ def private(aggregator: Aggregator, door: Door) -> Aggregator:
         )
 
     def encode(report: Report, rng: jax.Array, known: Known = NOTHING) -> Contribution:
-        clip = known.public["clip"] if door.quantile else door.clip
+        clip = _told_clip(known) if door.quantile else door.clip
         update, norm = cut_to(report.update, clip)
         # An update that is not finite is an empty one: which client it was is nobody's business. Its norm tells it,
         # in the one pass over the update that clipping needs.
@@ -179,6 +179,15 @@ def _simulated(rng: jax.Array) -> Normal:
 def _bounded(loss: Sums, bound: float) -> jax.Array:
     mean = loss.value / jnp.where(loss.weight > 0, loss.weight, 1)
     return jnp.clip(jnp.where(jnp.isfinite(mean), mean, bound), 0, bound)
+
+
+def _told_clip(known: Known) -> Any:
+    if "clip" not in known.public:
+        raise UserError(
+            "the clip follows the norms (privacy.clip_quantile), and the slices do not say that of this round: the "
+            "server is not of this version of partwise"
+        )
+    return known.public["clip"]
 
 
 def _row_weight(known: Known) -> jax.Array:

@@ -24,7 +24,7 @@ from partwise.server.optimizers import ServerOptimizer
 from partwise.server.refusals import Refused, wrong_keys, wrong_place, wrong_values
 from partwise.server.report_form import ReportForm
 from partwise.server.step import ServerState, put_rows, step, take_rows
-from partwise.server.total import Aggregator, Carried, Contribution, Total, add, zero_total
+from partwise.server.total import PUBLIC, Aggregator, Carried, Contribution, Total, add, zero_total
 from partwise.types import UserError
 
 
@@ -253,7 +253,8 @@ class Round:
         here = self.grant(task, keys)
         if isinstance(here, Refused):
             return here
-        message = send(self._server.algorithm.partition, self._state.params, keys, self._rng, here)
+        public, partition = self._state.aggregator.get(PUBLIC), self._server.algorithm.partition
+        message = send(partition, self._state.params, keys, self._rng, here, public)
         self._down += len(message)
         return message
 
