@@ -255,3 +255,33 @@ def test_a_device_that_is_not_told_the_clip_declines():
     assert device.report(send(*given, public={"clip": 0.5}), mine, asked)
     with pytest.raises(UserError, match="the slices do not say that of this round"):
         device.report(send(*given), mine, asked)
+
+
+FILTERED = {
+    "privacy.rows": "filtered",
+    "privacy.rows_share": 0.5,
+    "privacy.rows_threshold": 1.0,
+    "privacy.noise": 0.2,
+}
+
+
+def test_rows_are_filtered_by_secret_counts(promised, enroll, drawn):
+    run = promised(FILTERED | {"cohort.size": 8})
+    run.take_part(enroll)
+    before, after = (np.asarray(run.hub.state(number).params["item"]) for number in (0, 3))
+    moved = (before != after).any(axis=1)
+    assert moved.any()
+    run.check(drawn)
+
+
+def test_a_site_filters_rows_as_its_clients_would(promised, enroll):
+    run = promised(FILTERED | {"privacy.noise": 0.0, "deploy.reports": "sum"})
+    run.take_part(enroll)
+    run.check(exactly=False)
+
+
+def test_a_filtered_clip_follows_the_norms(promised, enroll, drawn):
+    run = promised(FILTERED | FOLLOWING | {"rounds": 2})
+    run.take_part(enroll)
+    assert float(run.hub.state(2).aggregator[PUBLIC]["clip"]) != 0.5
+    run.check(drawn)

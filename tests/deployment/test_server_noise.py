@@ -42,8 +42,9 @@ def drawn(door, words=False, rounds=ROUNDS):
         number = lambda leaf: np.asarray(leaf).view(np.int32) / 2**BITS if words else np.asarray(leaf)
         now = jax.tree_util.tree_map(number, now)
         counts = np.stack([now.clients, now.loss.value, now.loss.weight * 2]) / door.count_deviation
-        rows = {space: each * door.rows_share / door.noise / door.spread for space, each in now.held.items()}
-        told.append({"item": now.update["item"] / door.deviation, "counts": counts} | rows)
+        told.append({"item": now.update["item"] / door.deviation, "counts": counts})
+        if door.rows_share:
+            told[-1]["held"] = now.held["item"] * door.rows_share / door.noise / door.spread
     return {name: np.stack([each[name] for each in told]).reshape(rounds, -1) for name in told[0]}
 
 
@@ -84,6 +85,11 @@ def test_noise_follows_the_clip():
     noise = drawn(door)
     check_white(noise["item"] * 4)
     assert stats.kstest(drawn(door, rounds=400)["counts"].ravel(), "norm").pvalue > SURE
+
+
+def test_counts_of_rows_have_noise_of_their_own():
+    """Rows that nobody holds as well."""
+    check_white(drawn(Door(clip=2.0, noise=3.0, cohort=4.0, rows_share=0.5))["held"])
 
 
 def test_noise_covers_all_bits():

@@ -141,7 +141,7 @@ def test_what_would_leave_by_another_way_is_refused(changes, words):
     ("changes", "words"),
     [
         ({"privacy.clip_quantile": 0.5, "privacy.sums": "masked"}, "leave out privacy.clip_quantile"),
-        ({"privacy.rows": "filtered"}, "for simulations so far"),
+        ({"privacy.rows": "filtered", "privacy.sums": "masked"}, "leave out privacy.clip_quantile and"),
         ({"privacy.noise_cohort": 40}, "nobody would be protected"),
         ({"serving.way": "private"}, "needs two servers"),
         ({"deploy.held_out": 0.1}, "must be 0"),

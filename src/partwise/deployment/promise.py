@@ -59,8 +59,6 @@ def check_promise(config: Config) -> None:
             f"privacy.mechanism = {part.mechanism} takes back noise of earlier rounds, and of two servers each has "
             f"its own: set privacy.mechanism=independent, or privacy.sums to plain or masked"
         )
-    if part.rows != "all":
-        raise UserError(f"privacy.rows = {part.rows} is for simulations so far: leave it out")
     for name in ("held_out", "buffer"):
         if getattr(deploy, name):
             raise UserError(f"with privacy.clip, deploy.{name} must be 0: its chances are not accounted for")
