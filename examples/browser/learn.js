@@ -85,6 +85,7 @@ const UNDERSTOOD = {
   "deploy.reports": ["clients"],
   "deploy.held_out": [0],
   "cohort.min_examples": [0],
+  "privacy.clip": ["none"], // it does not clip its updates
 };
 const NUMBERS = /^(split\.(batch_size|percent)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
 const OTHERS = /^(?!(split|reconstruct|update|select)\.)/; // only the sections that clients read are closed to new settings

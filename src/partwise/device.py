@@ -153,7 +153,6 @@ class Device:
         asked: Asked | None = None,
         kept: Mapping[str, np.ndarray] | None = None,
         task: About | None = None,
-        public: Mapping[str, Any] | None = None,
     ) -> tuple[bytes, dict[str, np.ndarray]]:
         """Run a round on a client that keeps something between its rounds.
 
@@ -164,7 +163,6 @@ class Device:
             kept: What it kept from its last round; None before the first.
             task: The task, if the slices do not name it because they are for everybody. The report then names the
                 client's keys, which the server has not been told.
-            public: What the aggregator tells every client. Messages do not have it yet, so it is for simulations.
 
         Returns:
             The report, and what the client keeps now.
@@ -172,8 +170,7 @@ class Device:
         asked = asked or self.ask(examples)
         sent = self._read(message, asked)
         given = self._with(sent, examples, asked)
-        self._check_told(public)
-        done = self._contribute(self._before(kept, given.tables), given, dict(public or {}))
+        done = self._contribute(self._before(kept, given.tables), given, dict(sent.public))
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
         rows = done.sent._replace(update=mine(done.sent.update))
         belongs = task or sent.about
@@ -182,13 +179,6 @@ class Device:
         else:
             report = self._form.write(belongs, rows, asked.keys if task else None)
         return report, mine(done.keep) if done.counts else dict(kept or {})
-
-    def _check_told(self, public: Mapping[str, Any] | None) -> None:
-        if self.algorithm.aggregator.informed and public is None:
-            raise UserError(
-                "this aggregator tells clients something in every round (privacy.clip_quantile, privacy.rows), and "
-                "messages have no place for it: use a simulation, or leave these out"
-            )
 
     def _own_rows(self, path: str, leaf: Any, asked: Asked) -> np.ndarray:
         """The rows of the client's keys, without padding."""

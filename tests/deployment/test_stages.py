@@ -17,8 +17,8 @@ from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Wait
 from partwise.deployment.journal import Journal
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory_book import MemoryBook
-from partwise.deployment.pair import make_agreement
 from partwise.deployment.rules import Rules
+from partwise.deployment.server_noise import own_noise
 from partwise.model.partition import keyed, partition
 from partwise.privacy.masked_client import MaskedClient
 from partwise.privacy.masked_letters import STAMP_BYTES, TooFewError, stamped
@@ -27,6 +27,7 @@ from partwise.server.cohort import Recruiting
 from partwise.server.encoding import fixed_point
 from partwise.server.masked_form import MaskingForm, masked_context
 from partwise.server.mean import mean
+from partwise.server.private_sum import Door
 from partwise.server.round import Accepted, Server
 from partwise.server.word_form import WordForm
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -41,7 +42,7 @@ ALGORITHM = fed_avg(
     aggregator=fixed_point(mean(), 16),
 )
 WORDS = WordForm(ALGORITHM.aggregator, ALGORITHM.partition)
-SUMS = MaskedSums(ALGORITHM, make_agreement(ALGORITHM, "run"))
+SUMS = MaskedSums(ALGORITHM)
 SERVER = Server(ALGORITHM, "run", sealed=SUMS.form)
 FORM = MaskingForm(WORDS)
 NUM_WORDS = SUMS.form.lines.num_words
@@ -329,13 +330,12 @@ def test_the_server_adds_the_noise_that_is_promised():
     desk = Desk(in_memory())
     for one in desk.everyone:
         one.line = np.zeros(NUM_WORDS, np.uint32)
-    due, agreement = desk.whole_round(), make_agreement(ALGORITHM, "run")
-    noisy = MaskedSums(ALGORITHM, agreement._replace(noise=1000.0, count_noise=5e7))
-    total = noisy.total(due.tasks, desk.do(lambda book: desk.coordinator.stages.collected(book, due.round)))
+    due, noise = desk.whole_round(), own_noise(Door(0.1, 1000.0, 6.0, share=1e-4), 4)
+    total, _ = noise(desk.total(due), {})
     words = np.concatenate([np.asarray(leaf).reshape(-1).view(np.int32) for leaf in total.update.values()])
-    assert 900 < words.std() < 1100
-    assert abs(words.mean()) < 100
-    assert abs(int(np.asarray(total.clients).view(np.int32))) > 1000  # of another size
+    assert 1440 < words.std() < 1760  # 1000 times the clip, in steps of 1/16
+    assert abs(words.mean()) < 160
+    assert abs(int(np.asarray(total.clients).view(np.int32))) > 16_000  # of another size
 
 
 def test_with_over_selection_only_as_many_go_on_as_the_cohort_needs(transaction):

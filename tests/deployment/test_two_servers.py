@@ -27,7 +27,7 @@ from partwise.privacy.selection_bits import POINTS, STRINGS, way_of
 from partwise.privacy.sum_words import SumWords
 from partwise.privacy.two_servers import for_helper, make_parts, with_noise
 from partwise.runs.resolve import resolve
-from partwise.server.cohort import recruit
+from partwise.server.cohort import Cohort
 from partwise.server.round import Server
 from partwise.simulation import plain as simulation
 from partwise.simulation.plain import PlainSimulation
@@ -85,26 +85,32 @@ def take_part(url, offer, hub, enroll, store, number=3):
 
 def simulated(prepared, config, hub, noise=None):
     """The plain backend, with the cohorts that the server drew in secret, and its noise."""
+    places = {str(name): place for place, name in enumerate(prepared.store.client_ids.tolist())}
+    cohorts = [[places[name] for name in counted(hub, number)] for number in range(config.rounds)]
     algorithm = hub.coordinator.server.algorithm  # with the heat that was counted in secret
     plain = PlainSimulation(
         lambda rates: algorithm, prepared.rates, prepared.store, prepared.recruiting, seed=config.seed
     )
     plain._server = Server(plain.algorithm, noise=noise) if noise else plain._server
-    secret = hub.coordinator.rules.drawing
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            simulation,
-            "recruit",
-            lambda wanted, counts, seed, number: recruit(wanted, counts, secret, number),
-        )
+        cohort = lambda wanted, counts, seed, number: Cohort(np.array(cohorts[number]), 0, 0, 0)
+        patch.setattr(simulation, "recruit", cohort)
         list(plain.run(config.rounds))
     return plain.state.params
+
+
+def counted(hub, number):
+    """The clients in the sum of a round."""
+    attempt = hub.records()[number]["attempt"]
+    tasks = hub.clerk.do(lambda book: book.tasks("train", number, attempt))
+    return [task.client for task in tasks if task.counted is not None]
 
 
 @pytest.mark.parametrize(
     ("changes", "way"),
     [
         ({}, STRINGS),
+        ({"cohort.sampling": "apart:3"}, STRINGS),
         pytest.param({"data.num_items": 6500, "privacy.keys": 4}, POINTS, marks=pytest.mark.slow),
     ],
 )
@@ -113,6 +119,8 @@ def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll, changes, way):
     assert way_of(hub.coordinator.server.sealed.agreement.layout("item")) is way
     take_part(url, offer, hub, enroll, prepared.store)
     assert hub.round().phase == "ended"
+    if "cohort.sampling" in changes:
+        assert len(set(counted(hub, 0) + counted(hub, 1) + counted(hub, 2))) == 18
     for path, leaf in simulated(prepared, config, hub).items():
         np.testing.assert_array_equal(np.asarray(hub.state(config.rounds).params[path]), np.asarray(leaf))
 
@@ -162,14 +170,15 @@ def test_with_noise_it_is_the_simulated_one_with_the_same_noise(pair, enroll, mo
     assert len(drawn) == 2 * config.rounds
     words = hub.pair._words
 
-    def noise(total):
+    def noise(total, carried):
         (_, dense, tables), (_, more, others) = rounds.pop(0)
         added_noise = words.total(
             SumWords(dense + more, {space: rows + others[space] for space, rows in tables.items()})
         )
-        return jax.tree_util.tree_map(
+        added_up = jax.tree_util.tree_map(
             lambda a, b: a + b, total, added_noise._replace(weight=total.weight * 0)
         )
+        return added_up, carried
 
     found = simulated(prepared, config, hub, noise)
     for path, leaf in found.items():

@@ -17,7 +17,7 @@ pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installe
 import partwise
 from partwise.config.protection import protection
 from partwise.config.settings import Config
-from partwise.deployment.promise import own_noise
+from partwise.deployment.server_noise import own_noise
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.privacy.accounting import Rounds, epsilon
@@ -119,9 +119,11 @@ def test_the_noise_of_a_deployed_server_is_on_all_rows_too(parts):
     }
     promised = protection(Config().changed({**changes, "cohort.sampling": "poisson"}), 100)
     assert promised is not None
-    noise = own_noise(promised)
+    noise = own_noise(promised.door)
     total = summed(parts, private(mean(uniform), DOOR), there=False)
-    drawn = np.stack([np.asarray(noise(total).update["item"] - total.update["item"]) for _ in range(300)])
+    drawn = np.stack(
+        [np.asarray(noise(total, {})[0].update["item"] - total.update["item"]) for _ in range(300)]
+    )
     assert drawn[:, RARE].all()
     spread = (drawn / DOOR.deviation).std(0)
     close = (
@@ -133,10 +135,11 @@ def test_the_noise_of_a_deployed_server_is_on_all_rows_too(parts):
 # Every function that draws noise for a sum of clients. A new one belongs into this list together with a test that
 # its noise is in rows that nobody touched.
 KNOWN_NOISE = {
-    ("server/private_sum.py", "_noise"),  # here
+    ("server/private_sum.py", "noisy"),  # here
+    ("server/private_sum.py", "_simulated"),
     ("privacy/two_servers.py", "with_noise"),  # test_secret_noise
     ("privacy/secret_noise.py", "noise_words"),
-    ("deployment/promise.py", "noisy"),  # above
+    ("deployment/server_noise.py", "_secret"),  # above
     ("data/heat_gaussian.py", "*"),  # tests/data/test_heat_gaussian.py
     ("privacy/secret_draws.py", "normal"),  # for heat over a network
 }
@@ -169,7 +172,7 @@ def test_no_other_code_draws_noise():
     assert len(files) > 80
     found = {(path.relative_to(root).as_posix(), name) for path in files for name in drawing(path)}
     assert {each for each in found if (each[0], "*") not in KNOWN_NOISE} <= KNOWN_NOISE
-    assert ("server/private_sum.py", "_noise") in found  # the search does find
+    assert ("server/private_sum.py", "noisy") in found  # the search does find
 
 
 def test_no_noise_is_drawn_for_some_rows():

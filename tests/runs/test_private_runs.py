@@ -140,8 +140,8 @@ def test_what_would_leave_by_another_way_is_refused(changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"privacy.clip_quantile": 0.5}, "for simulations so far"),
-        ({"privacy.rows": "filtered"}, "for simulations so far"),
+        ({"privacy.clip_quantile": 0.5, "privacy.sums": "masked"}, "leave out privacy.clip_quantile"),
+        ({"privacy.rows": "filtered", "privacy.sums": "masked"}, "leave out privacy.clip_quantile and"),
         ({"privacy.noise_cohort": 40}, "nobody would be protected"),
         ({"serving.way": "private"}, "needs two servers"),
         ({"deploy.held_out": 0.1}, "must be 0"),

@@ -201,7 +201,5 @@ def test_clients_wait_between_their_rounds(clients):
 def test_groups_must_be_as_large_as_a_cohort():
     with pytest.raises(UserError, match="a group of 4 clients"):
         Recruiting(5, sampling=parse_sampling("apart:10")).check(40)
-    with pytest.raises(UserError, match="for simulations so far"):
-        parse_sampling("apart:10").draw(np.random.default_rng(0), 3, 40)
     with pytest.raises(UserError, match="apart:ROUNDS"):
         parse_sampling("apart:x")

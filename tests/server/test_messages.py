@@ -39,6 +39,7 @@ def parts_with(psi="take"):
 
 
 PARTS = parts_with()
+RNG = jax.random.key(3)
 ABOUT = About("run", 7, "t" * 32, PARTS.digest)
 SENT = Contribution(
     {"table": np.ones((2, 2), np.float32), "bias": np.array([4.0], np.float32)},
@@ -81,6 +82,24 @@ def test_a_header_must_say_its_rng():
     for wrong in (None, 3, [0, -1], [0, 1 << 32], [0.5, 1], ["0", "3"]):
         with pytest.raises(UserError, match="must say its rng"):
             messages.read_slices(PARTS, to_bytes(arrays, header | {"rng": wrong}), KEYS)
+
+
+def test_numbers_for_every_client_come_back_to_the_last_bit():
+    numbers = {"clip": np.float32(0.1), "other": np.float32(3e-39)}
+    found = messages.read_slices(PARTS, messages.send(PARTS, LEAVES, KEYS, RNG, ABOUT, numbers), KEYS)
+    assert found.public == numbers
+    assert all(type(each) is np.float32 for each in found.public.values())
+    plain = messages.send(PARTS, LEAVES, KEYS, RNG, ABOUT)
+    assert plain == messages.send(PARTS, LEAVES, KEYS, RNG, ABOUT, {})
+    assert "public" not in from_bytes(plain)[1]
+    assert messages.read_slices(PARTS, plain, KEYS).public == {}
+
+
+def test_what_every_client_is_told_must_be_numbers():
+    arrays, header = from_bytes(messages.send(PARTS, LEAVES, KEYS, RNG, ABOUT))
+    for wrong in (None, 3, [0.5], {"clip": "1"}, {"clip": None}, {"clip": True}, {"clip": 1e39}):
+        with pytest.raises(UserError, match="must be finite numbers"):
+            messages.read_slices(PARTS, to_bytes(arrays, header | {"public": wrong}), KEYS)
 
 
 def test_what_is_asked_for_must_be_what_came():

@@ -22,12 +22,12 @@ def least_of(config: Config, quorum: int) -> int:
     """The fewest reports that a secure sum is of. Cohorts that Poisson draws vary in size: half the quorum."""
     if config.privacy.sums == "plain":
         return 1
-    return quorum if config.cohort.sampling == "fixed" else math.ceil(quorum / 2)
+    return math.ceil(quorum / 2) if config.cohort.sampling.startswith("poisson") else quorum
 
 
 def most_of(rounds: Rounds) -> int:
     """The largest number of clients that can be in a sum."""
-    return rounds.most or (round(rounds.cohort) if rounds.sampling == "fixed" else rounds.population)
+    return rounds.most or (rounds.population if rounds.sampling == "poisson" else round(rounds.cohort))
 
 
 def check_shares(config: Config, rounds: Rounds, delta: float) -> None:

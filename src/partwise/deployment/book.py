@@ -196,6 +196,14 @@ class Book(Protocol):
         """Delete the letters of these tasks, or all."""
         ...
 
+    def put_turns(self, clients: Iterable[str], number: int) -> None:
+        """Note that these clients took part in the round of this number."""
+        ...
+
+    def turns_since(self, number: int) -> set[str]:
+        """The clients that took part in this round or in a later one."""
+        ...
+
     def put_version(self, row: VersionRow) -> None:
         """Add a version of the model, or change what is known of it."""
         ...

@@ -36,11 +36,12 @@ import numpy as np
 
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.book import Book, ClientRow, HasLeft, Kind, RoundRow, TaskRow, VersionRow
+from partwise.deployment.drawing import candidates, draw, drawn, note_turns
 from partwise.deployment.jobs import MASK, Due, Job, Verdict, Wait, Work
 from partwise.deployment.rules import Rules
 from partwise.deployment.stages import MaskedRounds, not_now, try_again
 from partwise.randomness import round_rng
-from partwise.server.cohort import FIXED, Recruiting, recruit
+from partwise.server.cohort import Recruiting
 from partwise.server.masked_form import MaskedForm
 from partwise.server.messages import About, Invitation, about, read_metrics
 from partwise.server.round import Accepted, Closed, Refused, Reported, Server, wrong_keys, wrong_place
@@ -176,17 +177,11 @@ class Coordinator:
         row = book.round("alone")
         if row.phase not in ("waiting", "open") or wanted != self._wanted(book, row, now):
             return False
-        busy = book.busy(now) if self.rules.buffer else set()
-        there = [
-            client
-            for client in book.present(since)
-            if client.name not in busy and not self.rules.is_held_out(client.name)
-        ]
+        there = candidates(book, self.rules, row, now)
         number = min(wanted, len(there)) if row.phase == "open" else wanted
         if number < 1 or len(there) < number:
             return False
-        sampling = FIXED if self.rules.buffer else self.rules.recruiting.sampling
-        chosen = self._drawn(there, Recruiting(number, sampling=sampling), row)
+        chosen = draw(self.rules, there, number, row)
         book.put_tasks(self._tasks("train", chosen, row.number, row.attempt, now + self.rules.lease))
         attempt = row.attempt + 1 if self.rules.buffer else row.attempt
         book.put_round(row._replace(phase="open", opened=row.opened or now, attempt=attempt, staged=now))
@@ -253,6 +248,7 @@ class Coordinator:
             return False
         number = row.number + 1
         book.count((task.id for task in due.tasks if task.report is not None), number)
+        note_turns(book, self.rules, due.tasks, row.number)
         if self.stages:
             book.drop_letters()
         book.forget(number - max(self.rules.keep, self.rules.stalest if self.rules.buffer else 0))
@@ -275,7 +271,7 @@ class Coordinator:
         there = [each for each in book.present(now - self.rules.fresh) if self.rules.is_held_out(each.name)]
         size = min(len(there), self.rules.recruiting.size)
         if size:
-            chosen = self._drawn(there, Recruiting(size), RoundRow(number))
+            chosen = drawn(self.rules, there, Recruiting(size), RoundRow(number))
             book.put_tasks(self._tasks("evaluate", chosen, number, 0, now + self.rules.deadline))
         return bool(size)
 
@@ -312,12 +308,6 @@ class Coordinator:
         if not self.rules.buffer:
             return self.rules.num_asked
         return self.rules.concurrency - len(book.busy(now))
-
-    def _drawn(self, there: Sequence[ClientRow], wanted: Recruiting, row: RoundRow) -> list[ClientRow]:
-        """Clients, by the seed and the round. Whether one has enough examples, its device knows."""
-        seed = self.rules.seed if self.rules.drawing is None else self.rules.drawing
-        cohort = recruit(wanted, np.zeros(len(there)), seed, row.number + (row.attempt << 32))
-        return [there[place] for place in cohort.clients]
 
     def _tasks(
         self, kind: Kind, chosen: Sequence[ClientRow], number: int, attempt: int, until: float

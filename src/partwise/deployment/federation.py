@@ -38,8 +38,8 @@ from partwise.deployment.promise import (
     keep_cohort_seed,
     known_heats,
     make_masked,
+    make_noise,
     make_pair,
-    own_noise,
     promised_config,
 )
 from partwise.deployment.publisher import PagePublisher, WholePublisher
@@ -143,11 +143,10 @@ def open_run(
     rules = make_rules(config, drawing=cohort_seed(folder.path, config), **changes)
     rules = rules._replace(least=least_of(config, rules.quorum))
     pair = make_pair(algorithm, config, folder.run, rules.least, helper)
-    masked = make_masked(algorithm, config, folder.run, rules.least)
+    masked = make_masked(algorithm, config)
     sealed = pair.form if pair else masked.form if masked else None
     promised = protection(config, config.deploy.population)
-    noise = own_noise(promised) if promised and not sealed else None
-    server = Server(algorithm, folder.run, config.deploy.precision, sealed, noise)
+    server = Server(algorithm, folder.run, config.deploy.precision, sealed, make_noise(promised))
     rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
     like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
     start = load_tree(folder.path / START_FILE, like)[0]

@@ -40,7 +40,7 @@ from partwise.randomness import EVALUATION_ROUND
 from partwise.server.messages import key_data, send
 from partwise.server.round import Accepted, Closed, Refused, wrong_keys
 from partwise.server.step import ServerState
-from partwise.server.total import Total
+from partwise.server.total import PUBLIC, Total
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
@@ -52,8 +52,11 @@ FORGET = 60.0  # seconds between deletions of what is not needed any more
 class Publisher(Protocol):
     """Writes the slices of a version as files, and deletes them."""
 
-    def publish(self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray) -> str:
-        """Write a version. Returns the name of the file that leads to the others."""
+    def publish(
+        self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray, public: Mapping[str, Any]
+    ) -> str:
+        """Write a version, and what every client is told with it. Returns the name of the file that leads to the
+        others."""
         ...
 
     def files(self) -> set[str]:
@@ -70,6 +73,7 @@ class Sendable(NamedTuple):
 
     params: Mapping[str, np.ndarray]
     rngs: Mapping[str, np.ndarray]  # kind of task -> its randomness
+    public: Mapping[str, Any]  # what every client is told
 
 
 class Hub:
@@ -154,9 +158,9 @@ class Hub:
 
     def message(self, row: TaskRow, keys: Mapping[str, np.ndarray]) -> bytes:
         """The slices of a task's keys."""
-        version = self._version(row.number)
+        version, about = self._version(row.number), self.coordinator.about(row)
         partition = self.coordinator.server.algorithm.partition
-        return send(partition, version.params, keys, version.rngs[row.kind], self.coordinator.about(row))
+        return send(partition, version.params, keys, version.rngs[row.kind], about, version.public)
 
     def renew(self, device: str, task: str, nonce: str = "") -> Future[TaskRow | Refused]:
         """A device is at work on a task, and asks for slices privately; `private_message` answers."""
@@ -322,15 +326,17 @@ class Hub:
 
     def _sendable(self, number: int) -> Sendable:
         """A version whose leaves are on the host."""
-        params = {path: np.asarray(leaf) for path, leaf in self.state(number).params.items()}
-        rng = self.coordinator.rng
-        return Sendable(params, {"train": key_data(rng(number)), "evaluate": key_data(rng(EVALUATION_ROUND))})
+        state, rng = self.state(number), self.coordinator.rng
+        params = {path: np.asarray(leaf) for path, leaf in state.params.items()}
+        rngs = {"train": key_data(rng(number)), "evaluate": key_data(rng(EVALUATION_ROUND))}
+        return Sendable(params, rngs, state.aggregator.get(PUBLIC, {}))
 
     def _published(self, number: int, state: ServerState) -> str:
         if self._publisher is None:
             return ""
         params = {path: np.asarray(leaf) for path, leaf in state.params.items()}
-        return self._publisher.publish(number, params, key_data(self.coordinator.rng(number)))
+        public = state.aggregator.get(PUBLIC, {})
+        return self._publisher.publish(number, params, key_data(self.coordinator.rng(number)), public)
 
     def _saved(self, number: int, state: ServerState) -> str:
         leaves = {f"{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree_util.tree_leaves(state))}

@@ -26,6 +26,7 @@ from partwise.deployment.tables import (
     NONCES,
     ROUND,
     TASKS,
+    TURNS,
     VERSION,
     VERSIONS,
     prepare_tables,
@@ -207,6 +208,18 @@ class SqlBook(SqlLetters):
     def forget(self, before: int) -> None:
         """Delete the tasks of versions before this one."""
         self.connection.execute(sa.delete(TASKS).where(TASKS.c.number < before))
+
+    def put_turns(self, clients: Iterable[str], number: int) -> None:
+        """These clients took part in a round."""
+        values = [{"client": client, "number": number} for client in clients]
+        if values:
+            self.connection.execute(_put(self.insert, TURNS), values)
+
+    def turns_since(self, number: int) -> set[str]:
+        """The clients that took part in this round or in a later one."""
+        return set(
+            self.connection.execute(sa.select(TURNS.c.client).where(TURNS.c.number >= number)).scalars()
+        )
 
     def put_version(self, row: VersionRow) -> None:
         """Add or change a version of the model."""

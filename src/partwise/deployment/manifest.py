@@ -11,7 +11,7 @@ import numpy as np
 from partwise.checkpoint import FAULTS
 from partwise.deployment.files import DIGITS, check_name
 from partwise.model.partition import Partition
-from partwise.server.messages import About, about_of, check_model_digest, read_rng
+from partwise.server.messages import About, about_of, check_model_digest, read_public, read_rng, say_public
 from partwise.types import UserError
 
 FORMAT = 1
@@ -49,6 +49,7 @@ class Manifest(NamedTuple):
     rng: np.ndarray  # the key data of the round's randomness
     shared: str  # the file with shared and frozen leaves
     spaces: Mapping[str, PagedSpace]
+    public: Mapping[str, Any] = {}  # numbers that every client is told
 
 
 def write_manifest(manifest: Manifest) -> bytes:
@@ -59,6 +60,7 @@ def write_manifest(manifest: Manifest) -> bytes:
         "kind": "manifest",
         **{name: getattr(belongs, name) for name in ("run", "version", "model")},
         "rng": manifest.rng.tolist(),
+        **say_public(manifest.public),
         "shared": manifest.shared,
         "spaces": {space: each._asdict() for space, each in manifest.spaces.items()},
     }
@@ -74,7 +76,8 @@ def read_manifest(partition: Partition, data: bytes) -> Manifest:
     if not isinstance(spaces, dict) or set(spaces) != set(partition.spaces):
         raise UserError(f"the manifest must have the key spaces {', '.join(partition.spaces) or '(none)'}")
     paged = {space: _space(partition, space, spaces[space]) for space in partition.spaces}
-    return Manifest(belongs, read_rng(document), check_name(document.get("shared")), paged)
+    shared, public = check_name(document.get("shared")), read_public(document)
+    return Manifest(belongs, read_rng(document), shared, paged, public)
 
 
 def index_blocks(digests: np.ndarray) -> list[bytes]:

@@ -9,7 +9,6 @@ from partwise.deployment.book import TaskRow
 from partwise.deployment.stages import Collected
 from partwise.privacy.masked_server import unmasked_sum
 from partwise.privacy.skellam import NoiseShare
-from partwise.privacy.two_servers import Agreement, with_noise
 from partwise.server.masked_form import MaskedForm
 from partwise.server.total import Total
 from partwise.server.word_form import WordForm
@@ -20,17 +19,16 @@ class MaskedSums:
 
     Args:
         algorithm: The run's algorithm.
-        noise: Says how much noise this server adds to a sum before anybody sees it.
         share: The noise that every client has added, if they do. The server then adds the shares of those who did
             not come.
     """
 
-    def __init__(self, algorithm: Algorithm, noise: Agreement, share: NoiseShare | None = None):
+    def __init__(self, algorithm: Algorithm, share: NoiseShare | None = None):
         self._words = WordForm(algorithm.aggregator, algorithm.partition)
-        self.form, self._noise, self._share = MaskedForm(self._words), noise, share
+        self.form, self._share = MaskedForm(self._words), share
 
     def total(self, tasks: Sequence[TaskRow], collected: Collected) -> Total:
-        """The sum of the reports of these tasks, with noise.
+        """The sum of the reports of these tasks, in words. It has no noise yet (`deployment.server_noise`).
 
         Raises:
             TooFewError: Too few have helped to unmask it.
@@ -47,4 +45,4 @@ class MaskedSums:
         )
         if self._share:
             line += self.form.lines.noise(self._share, self._share.most - len(masked))
-        return self._words.total(with_noise(self._noise, self.form.lines.words(line)))
+        return self._words.total(self.form.lines.words(line))

@@ -19,6 +19,7 @@ class MemoryBook:
         self._tasks: dict[str, TaskRow] = {}
         self._versions: dict[int, VersionRow] = {}
         self._letters: dict[tuple[str, int], bytes] = {}
+        self._turns: dict[str, int] = {}
 
     def round(self, lock: Lock = "none") -> RoundRow:
         """The round."""
@@ -148,6 +149,14 @@ class MemoryBook:
         gone = None if tasks is None else set(tasks)
         kept = {at: body for at, body in self._letters.items() if gone is not None and at[0] not in gone}
         self._letters = kept
+
+    def put_turns(self, clients: Iterable[str], number: int) -> None:
+        """These clients took part in a round."""
+        self._turns |= dict.fromkeys(clients, number)
+
+    def turns_since(self, number: int) -> set[str]:
+        """The clients that took part in this round or in a later one."""
+        return {client for client, last in self._turns.items() if last >= number}
 
     def put_version(self, row: VersionRow) -> None:
         """Add or change a version of the model."""

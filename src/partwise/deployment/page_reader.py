@@ -122,7 +122,8 @@ class Reader:
                 f"the files are of version {found.version} of the run '{found.run}', and the task is of version "
                 f"{belongs.version} of '{belongs.run}'"
             )
-        return Slices(belongs or found, messages.decode_rows(self._partition, sent.params), sent.rng)
+        params = messages.decode_rows(self._partition, sent.params)
+        return sent._replace(about=belongs or found, params=params)
 
     def _from_whole(self, name: str, keys: Keys) -> Slices:
         every = self._partition.all_keys
@@ -152,7 +153,7 @@ class Reader:
             arrays |= self._rows(
                 space, paged, at[space], {n: pages[page] for n, page in names[space].items()}
             )
-        return Slices(manifest.about, arrays, manifest.rng)
+        return Slices(manifest.about, arrays, manifest.rng, manifest.public)
 
     def _page_names(
         self, spaces: Mapping[str, PagedSpace], at: Mapping[str, np.ndarray]

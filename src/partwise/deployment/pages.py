@@ -53,11 +53,16 @@ class PagedVersion(NamedTuple):
 
 
 def write_whole(
-    place: FilePlace, partition: Partition, params: Mapping[str, Any], rng: Any, belongs: About
+    place: FilePlace,
+    partition: Partition,
+    params: Mapping[str, Any],
+    rng: Any,
+    belongs: About,
+    public: Mapping[str, Any] | None = None,
 ) -> str:
     """Write a version as one file: the message `slices` with all keys and no task. Returns its name."""
     keys = {space: np.arange(count) for space, count in partition.all_keys.items()}
-    return place.put(send(partition, params, keys, rng, belongs._replace(task="")), ARRAYS)
+    return place.put(send(partition, params, keys, rng, belongs._replace(task=""), public), ARRAYS)
 
 
 def write_order(place: FilePlace, keys: np.ndarray, page_rows: int) -> KeyOrder:
@@ -86,6 +91,7 @@ def write_pages(
     orders: Mapping[str, KeyOrder],
     previous: PagedVersion | None = None,
     changed: Mapping[str, np.ndarray] | None = None,
+    public: Mapping[str, Any] | None = None,
 ) -> PagedVersion:
     """Write a version as pages. The manifest is written last, so whoever has it finds all files.
 
@@ -99,6 +105,7 @@ def write_pages(
         previous: The version before this one. Its files must still be in the place.
         changed: {key space: the keys whose rows differ from `previous`}, if that is known. Then only their pages
             are made. The result is the same. All rows of a space that is not named are taken as changed.
+        public: Numbers that every client is told.
     """
     if set(orders) != set(partition.spaces):
         raise UserError(
@@ -121,7 +128,9 @@ def write_pages(
         )
         for space, order in orders.items()
     }
-    manifest = Manifest(belongs._replace(task=""), key_data(rng), place.put(to_bytes(shared), ARRAYS), spaces)
+    manifest = Manifest(
+        belongs._replace(task=""), key_data(rng), place.put(to_bytes(shared), ARRAYS), spaces, public or {}
+    )
     return PagedVersion(place.put(write_manifest(manifest), "json"), manifest, digests)
 
 

@@ -8,32 +8,25 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import jax.numpy as jnp
-import numpy as np
 
 from partwise.algorithm import Algorithm
 from partwise.checkpoint import read_file, write_file
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.parts import HEATS
 from partwise.config.protection import Protection, protection
-from partwise.config.secure_sums import noise_share
+from partwise.config.secure_sums import bits_for, noise_share
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.deployment.helper_link import HelperLink
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.pair import Pair, make_agreement, with_promise
+from partwise.deployment.server_noise import AddNoise, own_noise
 from partwise.deployment.stages import FEWEST
-from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.privacy.secret_draws import Seed
-from partwise.privacy.secret_noise import secret_normals
 from partwise.selection.key_heat import count_heats
-from partwise.server.total import Total
 from partwise.types import UserError
 
 COHORTS_FILE = "cohorts.key"  # what cohorts are drawn by; who knows it knows who takes part
@@ -63,12 +56,11 @@ def check_promise(config: Config) -> None:
         return
     if part.noise_cohort:
         raise UserError("privacy.noise_cohort is for simulations: nobody would be protected. Leave it out")
-    known = {"mechanism": ("independent", "skellam"), "clip_quantile": (0.0,), "rows": ("all",)}
-    for name, values in known.items():
-        if getattr(part, name) not in values:
-            raise UserError(f"privacy.{name} = {getattr(part, name)} is for simulations so far: leave it out")
-    if config.cohort.sampling.startswith("apart"):
-        raise UserError("cohort.sampling = apart is for simulations so far: use poisson, or fixed")
+    if part.mechanism != "independent" and part.sums == "two_servers":
+        raise UserError(
+            f"privacy.mechanism = {part.mechanism} takes back noise of earlier rounds, and of two servers each has "
+            f"its own: set privacy.mechanism=independent, or privacy.sums to plain or masked"
+        )
     for name in ("held_out", "buffer"):
         if getattr(deploy, name):
             raise UserError(f"with privacy.clip, deploy.{name} must be 0: its chances are not accounted for")
@@ -102,34 +94,20 @@ def make_pair(
     return Pair(agreement, algorithm, helper)
 
 
-def make_masked(algorithm: Algorithm, config: Config, run: str, least: int) -> MaskedSums | None:
+def make_masked(algorithm: Algorithm, config: Config) -> MaskedSums | None:
     """What adds up masked reports, if the run has them."""
     if config.privacy.sums != "masked":
         return None
-    agreement = make_agreement(algorithm, run)
     promised = protection(config, config.deploy.population)
-    share = noise_share(promised) if promised else None
-    if share is None:
-        agreement = with_promise(agreement, config, config.deploy.population, least)
-    return MaskedSums(algorithm, agreement, share)
+    return MaskedSums(algorithm, noise_share(promised) if promised else None)
 
 
-def own_noise(promised: Protection) -> Callable[[Total], Total]:
-    """What adds noise to a sum that this server has added up itself."""
-    door = promised.door
-
-    def noisy(leaf: Any, deviation: float) -> Any:
-        drawn = deviation * secret_normals(int(np.size(leaf)))
-        return leaf + jnp.asarray(drawn.reshape(np.shape(leaf)), leaf.dtype)
-
-    def noise(total: Total) -> Total:
-        if not door.noise:
-            return total
-        update = {path: noisy(leaf, door.deviation) for path, leaf in total.update.items()}
-        loss = Sums(noisy(total.loss.value, door.count_deviation), total.loss.weight)
-        return total._replace(update=update, clients=noisy(total.clients, door.count_deviation), loss=loss)
-
-    return noise
+def make_noise(promised: Protection | None) -> AddNoise | None:
+    """What adds this server's noise to its sums. Of two servers, each adds noise to its share instead; and where
+    clients add it, `MaskedSums` adds what is missing."""
+    if promised is None or promised.sums == "two_servers" or noise_share(promised):
+        return None
+    return own_noise(promised.door, bits_for(promised) if promised.sums == "masked" else None)
 
 
 def known_heats(config: Config, partition: Partition, store: ClientStore) -> dict[str, Heat]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ class WholePublisher:
     def __init__(self, place: FilePlace, partition: Partition, run: str):
         self._place, self._partition, self._run = place, partition, run
 
-    def publish(self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray) -> str:
+    def publish(
+        self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray, public: Mapping[str, Any]
+    ) -> str:
         """As `hub.Publisher.publish`."""
         about = About(self._run, number, model=self._partition.digest)
-        return write_whole(self._place, self._partition, params, rng, about)
+        return write_whole(self._place, self._partition, params, rng, about, public)
 
     def files(self) -> set[str]:
         """As `hub.Publisher.files`."""
@@ -61,13 +64,16 @@ class PagePublisher:
             for space in partition.spaces
         }
 
-    def publish(self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray) -> str:
+    def publish(
+        self, number: int, params: Mapping[str, np.ndarray], rng: np.ndarray, public: Mapping[str, Any]
+    ) -> str:
         """As `hub.Publisher.publish`. Pages that did not change are not written again."""
         about = About(self._run, number, model=self._partition.digest)
         before, changed = None, None
         if self._last is not None:
             before, changed = self._last[0], self._changed(self._last[1], params)
-        version = write_pages(self._place, self._partition, params, rng, about, self._orders, before, changed)
+        given = (self._place, self._partition, params, rng, about, self._orders, before, changed)
+        version = write_pages(*given, public=public)
         self._last = version, params
         return version.name
 

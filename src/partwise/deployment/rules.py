@@ -94,12 +94,22 @@ class Rules(NamedTuple):
                 f"deploy.reports = sum needs rounds: a buffer of {self.buffer} reports takes clients one by "
                 f"one. Set deploy.buffer to 0, or deploy.reports to clients"
             )
+        if self.buffer and self.wait > 1:
+            raise UserError(
+                f"cohort.sampling = {self.recruiting.sampling.name} counts rounds, and a buffer of {self.buffer} "
+                f"reports has none: set deploy.buffer to 0, or cohort.sampling to fixed"
+            )
         if self.evaluate_every and not self.held_out:
             raise UserError(
                 "deploy.evaluate_every needs clients that are held out of the training: give deploy.held_out, as "
                 "in 0.1, or set evaluate_every to 0"
             )
         return self
+
+    @property
+    def wait(self) -> int:
+        """How many rounds after its own a client may take part again; 1: in the next."""
+        return self.recruiting.sampling.wait
 
     @property
     def num_asked(self) -> int:

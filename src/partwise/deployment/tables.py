@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from partwise.types import UserError
 
-VERSION = 4  # of the tables
+VERSION = 5  # of the tables
 
 TABLES = sa.MetaData()
 ABOUT = sa.Table(
@@ -73,6 +73,12 @@ LETTERS = sa.Table(
     sa.Column("stage", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("body", sa.LargeBinary, nullable=False),
 )
+TURNS = sa.Table(  # apart from `clients`, which a device that joins again replaces
+    "turns",
+    TABLES,
+    sa.Column("client", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False, index=True),  # the last round that it took part in
+)
 VERSIONS = sa.Table(
     "versions",
     TABLES,
@@ -121,6 +127,7 @@ MIGRATIONS: Mapping[int, Sequence[sa.Column[Any]]] = {
     ),
     2: (TASKS.c.clients,),
     3: (ROUND.c.stage, ROUND.c.staged),
+    4: (),
 }
 
 

@@ -45,16 +45,10 @@ def poisson(most: int | None = None) -> Sampling:
 
 
 def apart(wait: int = 60) -> Sampling:
-    """Let a client that was asked wait: the population is split at random into `wait` groups of about the same
-    size, and the rounds go through them in turn. Exactly the number of clients to ask is drawn from the round's
-    group."""
-
-    def unknown_groups(rng: np.random.Generator, asked: int, population: int) -> int:
-        raise UserError(
-            f"cohort.sampling = apart:{wait} is for simulations so far: use fixed or poisson over a network"
-        )
-
-    return Sampling(f"apart:{wait}", unknown_groups, lambda size: size, wait)
+    """Let a client that was asked wait. In a simulation the population is split at random into `wait` groups of
+    about the same size, and the rounds go through them in turn: exactly the number of clients to ask is drawn from
+    the round's group. Over a network clients come and go, and it is noted who took part (`deployment.drawing`)."""
+    return Sampling(f"apart:{wait}", lambda rng, asked, population: asked, lambda size: size, wait)
 
 
 FIXED = fixed()

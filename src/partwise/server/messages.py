@@ -7,7 +7,8 @@ message. So it first compares the size of the message with theirs, before it par
 every name, type and shape.
 
     invitation  server -> client    take part in this round: choose your keys
-    slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness
+    slices      server -> client    shared and frozen leaves, the slices of its keys, the round's randomness, and
+                                    the numbers that the aggregator tells every client, if there are any
     report      client -> server    the client's contribution to the sum, or a note that it is not finite
     metrics     client -> server    the metrics of a client that evaluated the model, as sums
 
@@ -30,6 +31,7 @@ from partwise.types import UserError
 
 FORMAT = 1
 LARGEST_HEADER = 1 << 20  # bytes
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
@@ -59,6 +61,7 @@ class Slices(NamedTuple):
     about: About
     params: Mapping[str, np.ndarray]  # the server's leaves; keyed ones: the rows of the client's keys
     rng: np.ndarray  # the key data of the round's randomness
+    public: Mapping[str, np.float32] = {}  # what the aggregator tells every client, by name
 
 
 def write_invitation(task: Invitation) -> bytes:
@@ -81,9 +84,10 @@ def send(
     keys: Mapping[str, np.ndarray],
     rng: Any,
     belongs: About | None = None,
+    public: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Write the slices of a client's keys as bytes. Only these rows of a table are read. `rng` is the round's
-    randomness, a key of JAX or its key data."""
+    randomness, a key of JAX or its key data; `public` are the numbers that every client is told."""
     arrays = {}
     for path, leaf in params.items():
         if path in partition.of("keyed"):
@@ -91,7 +95,7 @@ def send(
         else:
             arrays[path] = np.asarray(leaf)
     belongs = belongs or About(model=partition.digest)
-    return write_message("slices", belongs, arrays, {"rng": key_data(rng).tolist()})
+    return write_message("slices", belongs, arrays, {"rng": key_data(rng).tolist(), **say_public(public)})
 
 
 def key_data(rng: Any) -> np.ndarray:
@@ -135,7 +139,7 @@ def read_slices_header(partition: Partition, header: Mapping[str, Any]) -> Slice
     _check_kind("slices", header)
     belongs = about_of(header)
     check_model_digest(partition, belongs)
-    return Slices(belongs, {}, read_rng(header))
+    return Slices(belongs, {}, read_rng(header), read_public(header))
 
 
 def check_model_digest(partition: Partition, belongs: About) -> None:
@@ -152,6 +156,21 @@ def read_rng(header: Mapping[str, Any]) -> np.ndarray:
     if not isinstance(found, list) or not all(type(each) is int and 0 <= each < 1 << 32 for each in found):
         raise UserError(f"a message must say its rng as numbers of 32 bits, not {found!r}")
     return np.array(found, np.uint32)
+
+
+def say_public(public: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Numbers of 32 bits as a header says them. If there are none, it does not name them."""
+    return {"public": {name: float(np.float32(value)) for name, value in public.items()}} if public else {}
+
+
+def read_public(header: Mapping[str, Any]) -> dict[str, np.float32]:
+    """The inverse of `say_public`."""
+    found = header.get("public", {})
+    if not isinstance(found, dict) or not all(
+        type(each) in (int, float) and abs(each) <= LARGEST_NUMBER for each in found.values()
+    ):
+        raise UserError(f"what a message says to every client must be finite numbers, not {found!r}")
+    return {name: np.float32(value) for name, value in found.items()}
 
 
 def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str, jax.ShapeDtypeStruct]:

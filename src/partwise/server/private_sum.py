@@ -16,13 +16,14 @@ client's norm: a share s of the clip. They are the number of clients, their loss
 All coordinates have the same noise, z times the norm of all that a client adds, so one round is one Gaussian
 mechanism. With a matrix (`privacy.matrix`) the noise of a round takes back some of the noise before.
 
-The noise here is JAX's, which is for simulations: it can be computed anew from the seed.
+A simulation's noise is JAX's, which can be computed anew from the seed. A server of a network calls `noisy` with
+numbers that nobody can compute anew (`deployment.server_noise`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -39,6 +40,7 @@ from partwise.types import UserError
 
 CLIENTS, LOSS, WITHIN, HELD = "#clients", "#loss", "#within", "#held "  # coordinates that are no leaves
 BUFFER = "noise buffer "
+Normal = Callable[[str, tuple[int, ...]], Any]  # name of a coordinate, shape -> standard normal numbers
 
 
 class Door(NamedTuple):
@@ -98,7 +100,7 @@ def private(aggregator: Aggregator, door: Door) -> Aggregator:
         )
 
     def encode(report: Report, rng: jax.Array, known: Known = NOTHING) -> Contribution:
-        clip = known.public["clip"] if door.quantile else door.clip
+        clip = _told_clip(known) if door.quantile else door.clip
         update, norm = cut_to(report.update, clip)
         # An update that is not finite is an empty one: which client it was is nobody's business. Its norm tells it,
         # in the one pass over the update that clipping needs.
@@ -116,18 +118,16 @@ def private(aggregator: Aggregator, door: Door) -> Aggregator:
 
     def reveal(total: Total, carried: Carried, rng: jax.Array | None) -> tuple[Total, Carried]:
         total, carried = aggregator.reveal(total, carried, None if rng is None else child(rng, "inner"))
-        clip = carried[PUBLIC]["clip"] if door.quantile else door.clip
-        units = _units(door, total, clip)
-        noise, carried = _noise(door, carried, _coordinates(total), rng)
-        told = {name: value + noise[name] * units[name] for name, value in _coordinates(total).items()}
+        if rng is not None:
+            total, carried = noisy(door, total, carried, _simulated(rng))
         if door.quantile:
-            carried = {**carried, PUBLIC: {**carried[PUBLIC], "clip": _next_clip(door, clip, told[WITHIN])}}
-        update = {path: told[path] for path in total.update}
+            clip = _next_clip(door, carried[PUBLIC]["clip"], total.loss.weight)
+            carried = {**carried, PUBLIC: {**carried[PUBLIC], "clip": clip}}
         sd = door.noise * door.spread / max(door.rows_share, 1e-30)
-        held = {space: told[HELD + space] > door.rows_above * sd for space in total.held}
-        loss = Sums(told[LOSS] * door.loss_bound, jnp.maximum(told[CLIENTS], 1))
+        held = {space: counts > door.rows_above * sd for space, counts in total.held.items()}
+        loss = Sums(total.loss.value * door.loss_bound, jnp.maximum(total.clients, 1))
         weight = jnp.full_like(total.weight, door.cohort)
-        return Total(update, held, weight, told[CLIENTS], loss), carried
+        return Total(total.update, held, weight, total.clients, loss), carried
 
     def decode(
         partition: Partition, total: Total, carried: Carried, rng: jax.Array
@@ -158,9 +158,36 @@ def filtered(aggregator: Aggregator, spaces: tuple[str, ...]) -> Aggregator:
     return aggregator._replace(held=spaces)
 
 
+def noisy(door: Door, total: Total, carried: Carried, normal: Normal) -> tuple[Total, Carried]:
+    """The sum with noise in every coordinate, and the carried values with the next buffers of correlated noise."""
+    values = _coordinates(total)
+    units = _units(door, total, carried[PUBLIC]["clip"] if door.quantile else door.clip)
+    sd = door.noise * door.spread
+    fresh = {name: sd * normal(name, value.shape) for name, value in values.items()}
+    noise, carried = _correlated(door, carried, fresh)
+    told = {name: value + noise[name] * units[name] for name, value in values.items()}
+    update = {path: told[path] for path in total.update}
+    held = {space: told[HELD + space] for space in total.held}
+    return Total(update, held, total.weight, told[CLIENTS], Sums(told[LOSS], told[WITHIN])), carried
+
+
+def _simulated(rng: jax.Array) -> Normal:
+    """Normal numbers that follow from the seed."""
+    return lambda name, shape: jax.random.normal(child(rng, name), shape)
+
+
 def _bounded(loss: Sums, bound: float) -> jax.Array:
     mean = loss.value / jnp.where(loss.weight > 0, loss.weight, 1)
     return jnp.clip(jnp.where(jnp.isfinite(mean), mean, bound), 0, bound)
+
+
+def _told_clip(known: Known) -> Any:
+    if "clip" not in known.public:
+        raise UserError(
+            "the clip follows the norms (privacy.clip_quantile), and the slices do not say that of this round: the "
+            "server is not of this version of partwise"
+        )
+    return known.public["clip"]
 
 
 def _row_weight(known: Known) -> jax.Array:
@@ -183,15 +210,9 @@ def _units(door: Door, total: Total, clip: Any) -> dict[str, Any]:
     return dict.fromkeys(total.update, clip) | held | numbers
 
 
-def _noise(
-    door: Door, carried: Carried, like: Mapping[str, jax.Array], rng: jax.Array | None
-) -> tuple[dict[str, jax.Array], Carried]:
-    """Noise for every coordinate, in units of the clip, and the carried values with the next buffers. Without
-    randomness, there is none."""
-    if rng is None:
-        return {name: jnp.zeros_like(leaf) for name, leaf in like.items()}, carried
-    sd = door.noise * door.spread
-    fresh = {name: sd * jax.random.normal(child(rng, name), leaf.shape) for name, leaf in like.items()}
+def _correlated(door: Door, carried: Carried, fresh: Mapping[str, Any]) -> tuple[Mapping[str, Any], Carried]:
+    """The noise of every coordinate, in units of the clip: fresh noise less some of that before. And the carried
+    values with the next buffers."""
     if not door.matrix:
         return fresh, carried
     noise, carried = {}, {name: dict(by_word) for name, by_word in carried.items()}

@@ -24,7 +24,7 @@ from partwise.server.optimizers import ServerOptimizer
 from partwise.server.refusals import Refused, wrong_keys, wrong_place, wrong_values
 from partwise.server.report_form import ReportForm
 from partwise.server.step import ServerState, put_rows, step, take_rows
-from partwise.server.total import Aggregator, Contribution, Total, add, zero_total
+from partwise.server.total import PUBLIC, Aggregator, Carried, Contribution, Total, add, zero_total
 from partwise.types import UserError
 
 
@@ -118,8 +118,8 @@ class Server:
     """The server side of an algorithm: the compiled functions that all rounds of a run share. `precision` says how
     clients write their updates (see `server.report_form`). If `sealed` is given, reports are such that this server
     cannot read (`server.sealed_form`): they are checked for their form, and `Round.include_sum` is given their
-    sum. `noise` adds noise to a sum that nobody can compute anew; without it, that of simulations is added, if the
-    sum is private."""
+    sum. `noise` adds noise to a sum that nobody can compute anew, and changes what the aggregator carries as
+    correlated noise needs it; without it, that of simulations is added, if the sum is private."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Server:
         run: str = "",
         precision: str = "float32",
         sealed: SealedReports | None = None,
-        noise: Callable[[Total], Total] | None = None,
+        noise: Callable[[Total, Carried], tuple[Total, Carried]] | None = None,
     ):
         check_rows(algorithm)
         self.algorithm, self.run, self.sealed, self.noise = algorithm, run, sealed, noise
@@ -253,7 +253,8 @@ class Round:
         here = self.grant(task, keys)
         if isinstance(here, Refused):
             return here
-        message = send(self._server.algorithm.partition, self._state.params, keys, self._rng, here)
+        public, partition = self._state.aggregator.get(PUBLIC), self._server.algorithm.partition
+        message = send(partition, self._state.params, keys, self._rng, here, public)
         self._down += len(message)
         return message
 
@@ -323,9 +324,11 @@ class Round:
             if sees_all_rows(algorithm)
             else {space: self._rows(space, each) for space, each in rows.items()}
         )
+        state, added_up = self._state, self._total
         if self._server.noise:
-            self._total = self._server.noise(self._total)
-        state, total = self._server.finish(self._state, self._total, cut, self._rng)
+            added_up, carried = self._server.noise(added_up, state.aggregator)
+            state = state._replace(aggregator=carried)
+        state, total = self._server.finish(state, added_up, cut, self._rng)
         counts = lambda space: np.array([len(keys) for keys in asked[space]], int)
         return Closed(
             state=state,

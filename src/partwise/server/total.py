@@ -63,7 +63,7 @@ Carried = Mapping[str, Mapping[str, Any]]
 class Known(NamedTuple):
     """What a client knows besides its report.
 
-    public: what the aggregator carries under the name `PUBLIC`, which is told to every client
+    public: the numbers that the aggregator carries under the name `PUBLIC`, which every client is told
     keys:   key space -> how many keys the client asked for
     """
 
@@ -99,7 +99,7 @@ class Aggregator(NamedTuple):
               randomness (None), no noise is added: it is in the total already
     all_rows: whether `decode` must see whole tables, because it moves rows that no client sent
     private:  whether nothing of a round may be told but what `reveal` returns
-    informed: whether `encode` is told what every client is (see `Known`). So far this is for simulations
+    informed: whether `encode` is told what every client is (see `Known`)
     """
 
     encode: Encode

@@ -312,12 +312,12 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
 
 
 def compile_total(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:
-    """A jitted function `(rates, params, shelf, plan, rng) -> Summed`, for a plan of one round: the sum of its
-    clients without a server's step. `rng` is the round's. Tables in `params` have the rows that the plan's keys
-    number. What happened to each client has a leading device axis."""
+    """A jitted function `(rates, params, shelf, plan, rng, public) -> Summed`, for a plan of one round: the sum of
+    its clients without a server's step. `rng` is the round's, and `public` what every client is told. Tables in
+    `params` have the rows that the plan's keys number. What happened to each client has a leading device axis."""
 
-    def on_device(rates, params, shelf, plan, rng):
-        summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms)
+    def on_device(rates, params, shelf, plan, rng, public):
+        summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms, public)
         return summed.total, *jax.tree_util.tree_map(lambda x: x[None], summed[1:])
 
     return _on_mesh(lambda *given: Summed(*on_device(*given)), mesh, Summed(P(), P(AXIS), P(AXIS), P(AXIS)))  # pyright: ignore
@@ -327,9 +327,9 @@ def compile_each(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -
     """Like `compile_total`, but nothing is added up: `... -> Done`, with axes [devices, chunks, lanes]. Memory
     grows with the cohort."""
 
-    def on_device(rates, params, shelf, plan, rng):
+    def on_device(rates, params, shelf, plan, rng, public):
         algorithm, here = build(rates), _here(plan)
-        shared = Shared(receive(algorithm.partition, params), shelf, rng, rooms[0], algorithm.choose)
+        shared = Shared(receive(algorithm.partition, params), shelf, rng, rooms[0], algorithm.choose, public)
         chunks = Chunk(here.slots, here.longest, here.most_keys)
         done = jax.lax.map(partial(_run_lanes, algorithm, shared), chunks)
         return jax.tree_util.tree_map(lambda x: x[None], done)
@@ -343,13 +343,13 @@ def _here(plan: Plan) -> Plan:
 
 
 def _on_mesh(on_device: Callable[..., Any], mesh: Mesh, out: Any) -> Any:
-    """Compile `(rates, params, shelf, plan, rng)` over the devices, which share the plan's clients."""
+    """Compile `(rates, params, shelf, plan, rng, public)` over the devices, which share the plan's clients."""
     everywhere, along = P(), P(None, AXIS)
     plan: Any = Plan(along, along, along, {}, along)  # pyright: ignore[reportArgumentType]
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, plan, everywhere),
+        in_specs=(everywhere, everywhere, everywhere, plan, everywhere, everywhere),
         out_specs=out,
         check_vma=False,
     )

@@ -22,7 +22,6 @@ from partwise.server.messages import read_invitation
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState, is_finite
-from partwise.server.total import PUBLIC
 from partwise.types import UserError
 
 Answer = TypeVar("Answer")
@@ -56,9 +55,7 @@ def plain_round(
         try:
             asked = device.ask(examples, task.seed, task.round)
             message = _given(now.serve(task.about.task, asked.keys))
-            report, keep = device.report_and_keep(
-                message, examples, asked, kept.get(position), public=state.aggregator.get(PUBLIC, {})
-            )
+            report, keep = device.report_and_keep(message, examples, asked, kept.get(position))
             _given(now.accept(report))
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error

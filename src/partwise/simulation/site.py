@@ -79,11 +79,6 @@ class Site:
     ):
         self.algorithm, self.store = build(dict(rates)), store
         check_keys_stay(self.algorithm)
-        if self.algorithm.aggregator.informed:
-            raise UserError(
-                "a site is not told what the aggregator carries (privacy.clip_quantile, privacy.rows): use a "
-                "simulation, or leave these out"
-            )
         self._rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         mesh = make_mesh(num_devices)
         self.lanes = max(min(lanes or LANES, -(-store.num_clients // mesh.size)), 1)
@@ -150,7 +145,7 @@ class Site:
 
     def _given(
         self, message: bytes | Slices, asked: SiteAsked, room: Kept | None
-    ) -> tuple[Any, Any, Plan, Any]:
+    ) -> tuple[Any, Any, Plan, Any, Any]:
         """Everything that a round needs except the rates."""
         partition, staged = self.algorithm.partition, asked.staged
         slices = message if isinstance(message, Slices) else read_slices(partition, message, asked.keys)
@@ -160,7 +155,8 @@ class Site:
             before = room.take(plan.slots.client[0], self._stager.rows_kept())
             slots = plan.slots._replace(kept={path: each[None] for path, each in before.items()})
             plan = plan._replace(slots=slots)
-        return params, staged.shelf, plan, jax.random.wrap_key_data(jnp.asarray(slices.rng))
+        rng = jax.random.wrap_key_data(jnp.asarray(slices.rng))
+        return params, staged.shelf, plan, rng, dict(slices.public)
 
     def _padded(self, path: str, leaf: np.ndarray, asked: SiteAsked) -> np.ndarray:
         """A leaf of the server, as large as the plan's tables."""

@@ -232,6 +232,10 @@ def compare(page, setting, store):
         ({"algorithm": "fed_per"}, "algorithm = fed_per, and this page knows fed_recon"),
         ({"deploy.precision": "int8"}, "deploy.precision = int8, and this page knows float32"),
         ({"deploy.held_out": 0.1}, "deploy.held_out = 0.1, and this page knows 0"),
+        (
+            {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"},
+            "privacy.clip = 1, and this page knows none",
+        ),
     ],
 )
 def test_a_run_that_the_page_cannot_follow_is_refused(alone, tmp_path, changes, words):
