@@ -41,7 +41,7 @@ TRAIN = {**TAGS, "algorithm": "fed_sub_avg", "rounds": 2, "cohort.size": 4, "ser
 
 
 @pytest.fixture
-def federation(tmp_path, serve_app, serve, enroll):
+def federation(tmp_path, serve_app, serve, enroll, wait_until):
     """A function that founds a run, serves it, and lets two devices with all clients take part until it ends."""
     with contextlib.ExitStack() as stack:
 
@@ -67,6 +67,7 @@ def federation(tmp_path, serve_app, serve, enroll):
             for thread in threads:
                 thread.join(300)
                 assert not thread.is_alive()
+            wait_until((folder.path / "model.safetensors").exists)  # written after devices hear of the end
             return folder, hub
 
         yield run

@@ -372,7 +372,6 @@ def test_what_masked_sums_cannot_have_is_refused(tmp_path):
         ({"deploy.buffer": 2, "deploy.concurrency": 6}, "deploy.buffer must be 0"),
         ({"cohort.size": 1}, "at least 2"),
         ({"privacy.clip": None, "privacy.noise": None}, "privacy.clip"),
-        ({"privacy.mechanism": "blt", "cohort.sampling": "apart:2"}, "for simulations so far"),
         ({"privacy.mechanism": "skellam", "cohort.sampling": "poisson"}, "poisson:1[0-9] or more"),
     ):
         task, config = resolve("planted", None, MASKING)
