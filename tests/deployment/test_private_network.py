@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installe
 from partwise.algorithm import init_server
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import from_bytes
+from partwise.config.protection import protection
 from partwise.deployment import server_noise
 from partwise.deployment.agent import Agent
 from partwise.deployment.federation import found_run, open_run
@@ -211,6 +213,7 @@ def test_buffers_of_noise_are_in_no_file_that_others_read(promised, enroll, tmp_
     for path in paths:
         arrays, _ = from_bytes(path.read_bytes())
         assert {name.split(":")[0] for name in arrays} <= leaves
+    assert (tmp_path / "run" / "versions").stat().st_mode & 0o777 == 0o700
     for number in range(1, run.config.rounds + 1):
         kept = run.hub.state(number).aggregator
         secret = np.asarray(kept[f"{BUFFER}0"]["item"]).tobytes()
@@ -285,3 +288,42 @@ def test_a_filtered_clip_follows_the_norms(promised, enroll, drawn):
     run.take_part(enroll)
     assert float(run.hub.state(2).aggregator[PUBLIC]["clip"]) != 0.5
     run.check(drawn)
+
+
+def test_held_out_clients_evaluate_and_are_promised_nothing(promised, enroll, drawn):
+    """The population of the promise are those who can be drawn."""
+    run = promised(
+        {
+            "privacy.noise": 0.5,
+            "cohort.sampling": "poisson",
+            "deploy.held_out": 0.3,
+            "deploy.evaluate_every": 1,
+        }
+    )
+    rules, names = run.hub.coordinator.rules, [str(name) for name in run.store.client_ids.tolist()]
+    apart = {name for name in names if rules.is_held_out(name)}
+    assert 2 < len(apart) < 20
+    assert run.config.deploy.population == rules.drawn_from == len(names) - len(apart)
+    run.take_part(enroll)
+    for number in range(3):
+        assert not apart & set(run.counted(number))
+        record, version = run.hub.records()[number], run.hub.version(number + 1)
+        assert record["privacy"] == protection(run.config, 0).spent(number + 1)
+        assert json.loads(version.metrics)
+    run.check(drawn)
+
+
+def test_a_round_waits_until_chances_are_as_small_as_was_promised(promised):
+    run = promised({"privacy.noise": 0.5, "cohort.sampling": "poisson", "deploy.held_out": 0.3})
+    rules, hub = run.hub.coordinator.rules, run.hub
+    train = [str(name) for name in run.store.client_ids.tolist() if not rules.is_held_out(str(name))]
+    apart = [name for name in map(str, range(10_000, 10_100)) if rules.is_held_out(name)]
+    for device, names in {"many": apart, "most": train[1:]}.items():
+        hub.join(device, names).result()
+        hub.poll(device).result()
+    hub.tick()
+    assert hub.round().phase == "waiting"
+    hub.join("last", train[:1]).result()
+    hub.poll("last").result()
+    hub.tick()
+    assert hub.round().phase == "open"

@@ -140,10 +140,11 @@ KNOWN_NOISE = {
     ("privacy/two_servers.py", "with_noise"),  # test_secret_noise
     ("privacy/secret_noise.py", "noise_words"),
     ("deployment/server_noise.py", "_secret"),  # above
+    ("server/skellam_sum.py", "skellam"),  # tests/server/test_skellam_sum.py
     ("data/heat_gaussian.py", "*"),  # tests/data/test_heat_gaussian.py
     ("privacy/secret_draws.py", "normal"),  # for heat over a network
 }
-SOURCES = {"normal", "standard_normal", "laplace", "secret_normals", "noise_words"}
+SOURCES = {"normal", "standard_normal", "laplace", "poisson", "secret_normals", "noise_words"}
 PLACES = ("server", "privacy", "deployment", "config", "algorithms", "simulation")
 
 

@@ -277,7 +277,7 @@ def deploy(options: Options) -> Result:
                 f"slices: set it to broadcast, or leave it out"
             )
     task, config = resolve(name or "planted", options.data, changes, options.preset, recorded)
-    if "deploy.population" not in changes:
+    if "deploy.population" not in changes and config.privacy.clip is None:  # else it is part of the promise
         config = config.changed({"deploy.population": task.train.num_clients})
     out = free_folder(task.name, changes) if options.out is None else Path(options.out)
     begin_work()

@@ -89,7 +89,7 @@ class Protection(NamedTuple):
             resting.append(
                 f"SIMULATION: the noise is that of cohorts of {self.rounds.cohort:g}, and nobody is protected"
             )
-        uncovered = "metrics of validation and test clients, who are promised nothing"
+        uncovered = "metrics of validation, test and held-out clients, who are promised nothing"
         if self.heat and self.heat.kind == "response":
             uncovered += f"; and heat: {self.heat.words}"
         return self.spent(number, exactly=True) | {

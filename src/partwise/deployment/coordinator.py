@@ -179,7 +179,7 @@ class Coordinator:
             return False
         there = candidates(book, self.rules, row, now)
         number = min(wanted, len(there)) if row.phase == "open" else wanted
-        if number < 1 or len(there) < number:
+        if number < 1 or len(there) < max(number, self.rules.drawn_from):
             return False
         chosen = draw(self.rules, there, number, row)
         book.put_tasks(self._tasks("train", chosen, row.number, row.attempt, now + self.rules.lease))

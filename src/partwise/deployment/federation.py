@@ -35,6 +35,7 @@ from partwise.deployment.offered import algorithm_with
 from partwise.deployment.promise import (
     check_promise,
     cohort_seed,
+    drawn_from,
     keep_cohort_seed,
     known_heats,
     make_masked,
@@ -70,7 +71,7 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     make_rules(config)
     _check_deployable(task, config)
     # The heat is written below. Devices are told all settings, and a place on this machine is not their business.
-    config = promised_config(config, task.train.num_clients).changed({"server.counts": ""})
+    config = promised_config(config, map(str, task.train.client_ids.tolist())).changed({"server.counts": ""})
     prepared, folder = prepare(task, config), Folder(out)
     algorithm = prepared.build(prepared.rates)
     if config.deploy.reports == "sum":
@@ -86,6 +87,7 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
         start = init_server(serving, round_rng(config.seed, INIT_ROUND))
         save_tree(folder.path / START_FILE, start, {"round": 0})
         keep_cohort_seed(folder.path, config)
+        (folder.path / VERSIONS).mkdir(mode=0o700)  # states may have buffers of secret noise
         folder.start(
             config,
             task.options,
@@ -141,7 +143,7 @@ def open_run(
     heats = load_heats(folder.path / HEAT_FILE)
     algorithm = algorithm_with(config, options, only_known(source, folder.begun()["clients"], {HEATS: heats}))
     rules = make_rules(config, drawing=cohort_seed(folder.path, config), **changes)
-    rules = rules._replace(least=least_of(config, rules.quorum))
+    rules = rules._replace(least=least_of(config, rules.quorum), drawn_from=drawn_from(config))
     pair = make_pair(algorithm, config, folder.run, rules.least, helper)
     masked = make_masked(algorithm, config)
     sealed = pair.form if pair else masked.form if masked else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 from partwise.algorithm import Algorithm
@@ -22,20 +23,26 @@ from partwise.data.store import ClientStore
 from partwise.deployment.helper_link import HelperLink
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.pair import Pair, make_agreement, with_promise
+from partwise.deployment.rules import make_rules
 from partwise.deployment.server_noise import AddNoise, own_noise
 from partwise.deployment.stages import FEWEST
 from partwise.model.partition import Partition
 from partwise.privacy.secret_draws import Seed
 from partwise.selection.key_heat import count_heats
+from partwise.server.cohort import parse_sampling
 from partwise.types import UserError
 
 COHORTS_FILE = "cohorts.key"  # what cohorts are drawn by; who knows it knows who takes part
 
 
-def promised_config(config: Config, num_clients: int) -> Config:
-    """The configuration with all that devices must know to make the same numbers: the population, and the noise."""
+def promised_config(config: Config, clients: Iterable[str]) -> Config:
+    """The configuration with all that devices must know to make the same numbers: the population, and the noise.
+    The population are those of the clients that can be drawn. Held-out ones never train, and are promised
+    nothing."""
     if config.privacy.clip is None:
         return config
+    rules = make_rules(config)
+    num_clients = sum(not rules.is_held_out(name) for name in clients)
     config = config.changed({"deploy.population": config.deploy.population or num_clients})
     promised = protection(config, num_clients)
     assert promised is not None
@@ -61,10 +68,14 @@ def check_promise(config: Config) -> None:
             f"privacy.mechanism = {part.mechanism} takes back noise of earlier rounds, and of two servers each has "
             f"its own: set privacy.mechanism=independent, or privacy.sums to plain or masked"
         )
-    for name in ("held_out", "buffer"):
-        if getattr(deploy, name):
-            raise UserError(f"with privacy.clip, deploy.{name} must be 0: its chances are not accounted for")
+    if deploy.buffer:
+        raise UserError("with privacy.clip, deploy.buffer must be 0: its chances are not accounted for")
     if part.sums != "plain":
+        if deploy.held_out:
+            raise UserError(
+                f"with privacy.sums = {part.sums}, deploy.held_out must be 0: held-out clients would report their "
+                f"metrics one by one, and the server would read them"
+            )
         if deploy.reports == "sum":
             raise UserError(
                 f"privacy.sums = {part.sums} takes a report of each client: set deploy.reports=clients"
@@ -75,6 +86,12 @@ def check_promise(config: Config) -> None:
         raise UserError(
             f"privacy.sums = masked hides a client among others: set cohort.size to at least {FEWEST}"
         )
+
+
+def drawn_from(config: Config) -> int:
+    """The fewest clients that a cohort may be drawn from. If clients wait, chances do not matter."""
+    chances = config.privacy.clip is not None and parse_sampling(config.cohort.sampling).wait == 1
+    return config.deploy.population if chances else 0
 
 
 def make_pair(

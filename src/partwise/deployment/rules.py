@@ -51,6 +51,8 @@ class Rules(NamedTuple):
     reports:        a report for each client (clients), or one for all drawn clients of a device (sum)
     drawing:        what cohorts are drawn by; None: the seed
     least:          a round of fewer reports is tried again, although nobody is missing
+    drawn_from:     clients that a cohort is drawn from at least, those who never train not among them: of fewer,
+                    each would be drawn with a larger chance than was promised
     """
 
     recruiting: Recruiting
@@ -74,6 +76,7 @@ class Rules(NamedTuple):
     reports: str = "clients"
     drawing: Seed | None = None
     least: int = 1
+    drawn_from: int = 0
 
     def check(self) -> Rules:
         """Itself, if rounds can be run by these rules."""
