@@ -73,6 +73,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_a_case_is_measured():
     told = bench.measure(bench.Case("small", "next-word-planted", SMALL, rounds=2), None)
     assert (told["case"], told["lanes"], told["evaluated_clients"]) == ("small", 1, 2)

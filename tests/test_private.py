@@ -225,6 +225,7 @@ def test_values_that_were_trained_stay(watch, spy, role, tmp_path):
     assert search(kept, mine[None]) == {"<f4"}
 
 
+@pytest.mark.slow
 def test_vectors_of_users_of_a_table_stay(watch, spy, tmp_path):
     rng, table = np.random.default_rng(0), tmp_path / "ratings.csv"
     rows = [f"{user},{rng.integers(ITEMS)},{rng.integers(1, 6)}\n" for user in range(30) for _ in range(8)]

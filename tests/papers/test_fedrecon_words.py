@@ -88,6 +88,7 @@ def check(result, rows):
         assert np.isfinite([row["ours"], row["spread"]]).all()
 
 
+@pytest.mark.slow
 def test_table_2(table, out, trainings):
     check(table, [f"{size} words: {name}" for size in (30, 60) for name in NAMES])
     for row in table["rows"]:
@@ -102,6 +103,7 @@ def test_table_2(table, out, trainings):
     assert trainings == [first, second] * len(FEW)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(table, data, out, trainings, monkeypatch):
     done = len(trainings)
     monkeypatch.setattr(words, "TRAININGS", FEW)
@@ -109,6 +111,7 @@ def test_what_is_done_is_not_done_again(table, data, out, trainings, monkeypatch
     assert len(trainings) == done
 
 
+@pytest.mark.slow
 def test_figures_2_and_5_are_trained_by_the_table(table, data, out, trainings):
     done = len(trainings)
     curves = words.figure2(data, out, range(SEEDS), True, silent)
@@ -125,6 +128,7 @@ def test_figures_2_and_5_are_trained_by_the_table(table, data, out, trainings):
     assert len(trainings) == done
 
 
+@pytest.mark.slow
 def test_figures_3_and_6_train_what_is_new_in_them(table, data, out, trainings):
     done = len(trainings)
     steps = words.figure3(data, out, range(SEEDS), True, silent)
@@ -139,6 +143,7 @@ def test_figures_3_and_6_train_what_is_new_in_them(table, data, out, trainings):
         assert matplotlib.image.imread(out / f"fedrecon-{name}.png").ndim == 3
 
 
+@pytest.mark.slow
 def test_reproduce_takes_the_parts_and_then_clears_them_away(table, data, out, trainings):
     done, again = len(trainings), out.parent / f"{out.name}-again"
     shutil.copytree(out, again)

@@ -141,6 +141,7 @@ def test_tables_2_and_3(mnist, tmp_path, trainings, name, rows):
     assert told["rows"][0]["relative_size"] < told["rows"][1]["relative_size"]
 
 
+@pytest.mark.slow
 def test_figure_6(mnist, tmp_path, trainings):
     keys = ("independent keys", "the same keys")
     check(
@@ -152,6 +153,7 @@ def test_figure_6(mnist, tmp_path, trainings):
     )
 
 
+@pytest.mark.slow
 def test_figure_7(stackexchange, tmp_path, trainings):
     rows = ["alpha = 1", "mixed, alpha = 0.1"]
     told = check("select-figure7", stackexchange, tmp_path, trainings, rows)

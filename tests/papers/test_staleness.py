@@ -21,6 +21,7 @@ def runs(liked_folder):
     return StalenessRuns(str(liked_folder), quick=True, progress=silent)
 
 
+@pytest.mark.slow
 def test_it_runs_quick_to_the_end(liked_folder, tmp_path):
     result = papers.reproduce("staleness", str(liked_folder), tmp_path, seeds=1, quick=True)
     named = {(row["row"], row["metric"]) for row in result["rows"]}

@@ -83,6 +83,7 @@ def test_what_is_carried_between_rounds_survives_a_kill(liked_folder, tmp_path, 
 
 
 @pytest.mark.parametrize("backend", ["compiled", "plain"])
+@pytest.mark.slow
 def test_cohorts_of_varying_size_go_on_in_the_middle(tmp_path, backend):
     """Two clients on average, and nobody in the third round, which is evaluated."""
     varying = {"cohort.size": 2, "cohort.sampling": "poisson:4", "seed": 130, "simulation.backend": backend}

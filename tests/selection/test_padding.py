@@ -73,7 +73,15 @@ def build_for(model, role, choice="own"):
 RATES = {"update": 0.1, "server": 1.0}
 
 
-@pytest.mark.parametrize("choice", ["own", "top:3", "sample:2", "random:5", "random:5@0.5,9@0.5", "all"])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "own",
+        "random:5",
+        "all",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("top:3", "sample:2", "random:5@0.5,9@0.5")),
+    ],
+)
 def test_plain_and_compiled_agree_whatever_keys_clients_have(store, choice):
     check_algorithm(build_for(scoring(), keyed("item", whole=True), choice), RATES, store, lanes=(1, 3))
 

@@ -97,6 +97,7 @@ def test_a_table_of_a_million_rows_is_cut_to_the_keys_of_the_cohort(store, optim
         assert call.shelf.keys["item"].max() < KEYS * RECRUITING.size  # rows of the cut table
 
 
+@pytest.mark.slow
 def test_a_round_needs_no_room_for_a_table_of_a_million_rows(store):
     """It works on the cohort's rows: what the program needs beside the state does not grow with the table."""
     temporary, optimizer = {}, "adagrad"
