@@ -368,7 +368,7 @@ def test_routes_tell_what_is_wrong(masked, enroll):
 def test_what_masked_sums_cannot_have_is_refused(tmp_path):
     for settings, match in (
         ({"deploy.reports": "sum"}, "takes a report of each client"),
-        ({"deploy.precision": "float16"}, "whole numbers"),
+        ({"deploy.precision": "float16"}, "longer than privacy.clip"),
         ({"deploy.buffer": 2, "deploy.concurrency": 6}, "deploy.buffer must be 0"),
         ({"cohort.size": 1}, "at least 2"),
         ({"privacy.clip": None, "privacy.noise": None}, "privacy.clip"),

@@ -144,6 +144,7 @@ def test_what_would_leave_by_another_way_is_refused(changes, words):
         ({"privacy.rows": "filtered", "privacy.sums": "masked"}, "leave out privacy.clip_quantile and"),
         ({"privacy.noise_cohort": 40}, "nobody would be protected"),
         ({"serving.way": "private"}, "needs two servers"),
+        ({"deploy.precision": "int8"}, "longer than privacy.clip"),
         ({"deploy.held_out": 0.1, "privacy.sums": "masked"}, "would report their metrics one by one"),
         ({"deploy.buffer": 4, "deploy.concurrency": 8}, "deploy.buffer must be 0"),
         ({"privacy.mechanism": "blt"}, "cohort.sampling=apart:ROUNDS"),

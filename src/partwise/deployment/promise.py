@@ -68,6 +68,11 @@ def check_promise(config: Config) -> None:
             f"privacy.mechanism = {part.mechanism} takes back noise of earlier rounds, and of two servers each has "
             f"its own: set privacy.mechanism=independent, or privacy.sums to plain or masked"
         )
+    if deploy.precision != "float32":
+        raise UserError(
+            f"deploy.precision = {deploy.precision} rounds updates after they were clipped, which can make them "
+            f"longer than privacy.clip: set deploy.precision=float32"
+        )
     if deploy.buffer:
         raise UserError("with privacy.clip, deploy.buffer must be 0: its chances are not accounted for")
     if part.sums != "plain":
@@ -80,8 +85,6 @@ def check_promise(config: Config) -> None:
             raise UserError(
                 f"privacy.sums = {part.sums} takes a report of each client: set deploy.reports=clients"
             )
-        if deploy.precision != "float32":
-            raise UserError(f"privacy.sums = {part.sums} adds up whole numbers: set deploy.precision=float32")
     if part.sums == "masked" and config.cohort.size < FEWEST:
         raise UserError(
             f"privacy.sums = masked hides a client among others: set cohort.size to at least {FEWEST}"
