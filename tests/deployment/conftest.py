@@ -249,6 +249,29 @@ def s3(s3_server, monkeypatch):
     return make
 
 
+@pytest.fixture
+def founded(tmp_path, serve):
+    """`founded(kind, settings, **rules)` founds a run on planted ratings, serves it, and gives `kind` what there is
+    to know of it, with a way to serve it again. All servers are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(kind, settings, **rules):
+            found, config = resolve("planted", None, settings)
+            found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
+            folder = found_run(found, config, tmp_path / "run")
+            return go_on(kind, prepare(found, folder.config()), folder.config(), **rules)
+
+        def go_on(kind, prepared, config, **rules):
+            opened = open_run(tmp_path / "run", **{"fresh": 1e6, "poll": 0.02} | rules)
+            server = stack.enter_context(contextlib.ExitStack())
+            server.callback(opened.hub.close)
+            url = server.enter_context(serve(opened.hub, opened.offer, files=opened.files))
+            again = lambda: go_on(kind, prepared, config, **rules)
+            return kind(prepared, config, opened.hub, opened.offer, url, server, again)
+
+        yield start
+
+
 class Fleet:
     """A run whose servers and devices are processes of the command line, with TLS and a key for every device. Its
     clients are sorted by name, as a coordinator draws them."""

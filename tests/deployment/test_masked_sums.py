@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from typing import Any, NamedTuple
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from partwise.algorithms.registry import prepare
 from partwise.config.protection import protection
 from partwise.config.secure_sums import noise_share
 from partwise.deployment import masked_sums
 from partwise.deployment.agent import Agent
-from partwise.deployment.federation import found_run, open_run
+from partwise.deployment.federation import found_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Work
 from partwise.deployment.link import UnreachableError
@@ -104,25 +102,9 @@ class Masked(NamedTuple):
 
 
 @pytest.fixture
-def masked(tmp_path, serve):
-    """A function that founds a run and serves it; all servers are stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(settings=(), **rules):
-            found, config = resolve("planted", None, MASKING | dict(settings))
-            found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
-            folder = found_run(found, config, tmp_path / "run")
-            return go_on(prepare(found, folder.config()), folder.config(), **rules)
-
-        def go_on(prepared, config, **rules):
-            opened = open_run(tmp_path / "run", **{"fresh": 1e6, "poll": 0.02} | rules)
-            server = stack.enter_context(contextlib.ExitStack())
-            server.callback(opened.hub.close)
-            url = server.enter_context(serve(opened.hub, opened.offer, files=opened.files))
-            again = lambda: go_on(prepared, config, **rules)
-            return Masked(prepared, config, opened.hub, opened.offer, url, server, again)
-
-        yield start
+def masked(founded):
+    """A function that founds a run and serves it."""
+    return lambda settings=(), **rules: founded(Masked, MASKING | dict(settings), **rules)
 
 
 def agents(run, links):

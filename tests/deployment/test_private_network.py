@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from partwise.checkpoint import from_bytes
 from partwise.config.protection import protection
 from partwise.deployment import server_noise
 from partwise.deployment.agent import Agent
-from partwise.deployment.federation import found_run, open_run
+from partwise.deployment.federation import found_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.offered import algorithm_of
 from partwise.device import Device
@@ -126,25 +125,9 @@ def drawn(monkeypatch):
 
 
 @pytest.fixture
-def promised(tmp_path, serve):
-    """A function that founds a run and serves it; all servers are stopped at the end."""
-    with contextlib.ExitStack() as stack:
-
-        def start(settings=(), **rules):
-            found, config = resolve("planted", None, PRIVATE | dict(settings))
-            found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
-            folder = found_run(found, config, tmp_path / "run")
-            return go_on(prepare(found, folder.config()), folder.config(), **rules)
-
-        def go_on(prepared, config, **rules):
-            opened = open_run(tmp_path / "run", **{"fresh": 1e6, "poll": 0.02} | rules)
-            server = stack.enter_context(contextlib.ExitStack())
-            server.callback(opened.hub.close)
-            url = server.enter_context(serve(opened.hub, opened.offer, files=opened.files))
-            again = lambda: go_on(prepared, config, **rules)
-            return Promised(prepared, config, opened.hub, opened.offer, url, server, again)
-
-        yield start
+def promised(founded):
+    """A function that founds a run and serves it."""
+    return lambda settings=(), **rules: founded(Promised, PRIVATE | dict(settings), **rules)
 
 
 def test_clients_wait_for_their_next_round(promised, enroll):

@@ -119,6 +119,10 @@ class Resident:
             if not done.accepted:
                 self._decline(job, done.reason)
             yield done
+        self._worked(good)
+
+    def _worked(self, good: bool) -> None:
+        """After tasks of which something came, the next poll is at once; else it waits."""
         if good:
             self._well()
         else:
@@ -139,10 +143,7 @@ class Resident:
             if not done.accepted:
                 self._decline(job, done.reason)
             yield done
-        if good:
-            self._well()
-        else:
-            self._later("")
+        self._worked(good)
 
     def _join(self, names: set[str]) -> None:
         """Tell the server about clients that it has not heard of. Those that it refuses later on, because they are
