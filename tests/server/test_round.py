@@ -217,6 +217,18 @@ def test_a_client_is_invited_once(begun):
         begun[0].invite(["c", "a"])
 
 
+def test_no_two_tasks_have_the_same_name_whatever_clients_are_called(server):
+    clients = ["x", "x/1", "1/x", "x/evaluate", "x.1", ""]
+    tasks = [
+        server.about(number, client, attempt, kind).task
+        for client in clients
+        for number in (1, 11)
+        for attempt in (0, 1, 11)
+        for kind in ("train", "evaluate")
+    ]
+    assert len(set(tasks)) == len(tasks)
+
+
 def test_clients_of_similar_sizes_share_programs(algorithm, device, store, state):
     """Sum and step are compiled once for sizes of up to the same power of two."""
     server = Server(algorithm)

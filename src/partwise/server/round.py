@@ -151,8 +151,8 @@ class Server:
 
     def about(self, number: int, client: Any, attempt: int = 0, kind: str = "train") -> About:
         """Identify the task of a client in a round. The result depends on the arguments and the run alone."""
-        name = f"{self.run}/{number}/{client}" + (f"/{attempt}" if attempt else "")
-        name += "" if kind == "train" else f"/{kind}"
+        which = (f".{attempt}" if attempt else "") + ("" if kind == "train" else f".{kind}")
+        name = f"{self.run}/{number}{which}/{client}"  # the client last: its name may have any characters
         task = hashlib.sha256(name.encode()).hexdigest()[:32]
         return About(self.run, number, task, self.algorithm.partition.digest)
 
