@@ -25,7 +25,7 @@ from partwise.runs.train import silent
 from partwise.tasks import PAPER, TASKS, find_task, load_task
 from partwise.types import UserError
 
-NEWER = {"simulation.patience": 20, "cohort.sampling": "fixed"}  # settings of no paper
+NEWER = {"simulation.patience": 20, "cohort.sampling": "fixed", "server.counts": ""}  # settings of no paper
 OF_OTHERS = {"scaffold.control": "clients", "update.passes": 1, "update.proximal": 0.0}
 WRITTEN = Path(__file__).with_name("paper_settings.json")
 SMALL = {
