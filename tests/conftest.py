@@ -196,3 +196,4 @@ def quick_programs():
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+    jax.clear_caches()  # small programs of JAX's own would stay, and round in another way

@@ -141,13 +141,8 @@ def search_text(blob: bytes, runs: np.ndarray) -> bool:
     return False
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_programs():
-    """They run only a few times, and a spy's program is not kept: most of the time goes into compiling."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+# They run only a few times, and a spy's program is not kept: most of the time goes into compiling.
+pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture
