@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from scipy.stats import binom
-
 from partwise.config.settings import Config
 from partwise.privacy.accounting import Rounds
 from partwise.types import UserError
@@ -33,6 +31,8 @@ def most_of(rounds: Rounds) -> int:
 def check_shares(config: Config, rounds: Rounds, delta: float) -> None:
     """Raise `UserError` if clients cannot know how many share the noise of a sum, or if cohorts would be cut to
     that number so often that it costs much of delta."""
+    from scipy.stats import binom
+
     number = max(1, config.rounds) * rounds.trials
     if rounds.sampling != "poisson" or (rounds.most and number * rounds.cut <= delta / 2):
         return

@@ -21,8 +21,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.stats import binom
 
 from partwise.privacy.grid import Grid
 from partwise.privacy.renyi import ORDERS, gaussian_divergences, skellam_divergences
@@ -68,6 +66,8 @@ class Rounds(NamedTuple):
         """The chance that a Poisson cohort is cut to `most` if a client is in it."""
         if self.sampling != "poisson" or self.most is None:
             return 0.0
+        from scipy.stats import binom  # late: it takes half a second, which every command would wait for
+
         return float(binom.sf(self.most - 1, self.population, self.chance))
 
     @property
@@ -105,6 +105,8 @@ def noise_for(
 ) -> float:
     """The smallest z (to a thousandth) with which so many rounds, and what is released once, stay within `target`.
     `rounds.noise` is not read."""
+    from scipy.optimize import brentq
+
     before = epsilon(rounds, 0, delta, once)
     if once and before >= target:
         raise UserError(

@@ -19,8 +19,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 from scipy.special import expit
 
 from partwise.privacy.accounting import Rounds, sensitivity
@@ -68,6 +66,8 @@ def make_matrix(name: str, rounds: int, separation: int, buffers: int = 0) -> Ma
         separation: How many rounds after a client's round it may be in another.
         buffers: How many numbers C has; 0 for the usual number.
     """
+    from scipy.optimize import minimize
+
     number = min(buffers or BUFFERS[name], max(rounds - 1, 1))
     if name == "banded" and number >= separation:
         number = max(separation - 1, 1)
@@ -82,6 +82,8 @@ def make_matrix(name: str, rounds: int, separation: int, buffers: int = 0) -> Ma
 
 def prefix_noise(matrix: Matrix, rounds: int, separation: int) -> float:
     """The root mean square of the noise of prefix sums, for a client that adds at most 1 to all rounds together."""
+    from scipy.signal import lfilter
+
     column = matrix.column(rounds)
     top, below = _fraction(matrix)
     sums = lfilter(below, top, np.ones(rounds))  # the first column of (matrix of prefix sums) C^-1
