@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
 
-from partwise.randomness import child, client_numbers, client_rng, words
+from partwise.randomness import BLOCK, child, client_numbers, client_rng, normals, words
+from partwise.simulation.mesh import make_mesh
 
 
 def test_numbers_of_a_million_clients_differ():
@@ -40,3 +43,20 @@ def test_children_differ_from_one_another_and_from_what_a_split_gives():
     uses = ("init", "step", "solve", "check", "predict", "local", "phase 0", "phase 1", "phase 2")
     children = [jax.random.key_data(child(rng, use)).tobytes() for use in uses]
     assert len({*split, *children}) == len(split) + len(children)
+
+
+@pytest.mark.parametrize("shape", [(3,), (BLOCK,), (BLOCK + 1,), (7, 3 * BLOCK // 7)])
+def test_normal_numbers_are_the_same_for_any_number_of_devices(shape):
+    """Devices share the drawing; every number is that of one device alone, and no block repeats another."""
+    rng = jax.random.key(5)
+    alone = jax.jit(normals, static_argnums=1)(rng, shape)
+    for number in (1, 2):
+        mapped = jax.shard_map(
+            lambda: normals(rng, shape), mesh=make_mesh(number), in_specs=(), out_specs=P(), check_vma=False
+        )
+        np.testing.assert_array_equal(jax.jit(mapped)(), alone)
+    assert alone.shape == shape
+    assert len(np.unique(alone)) > 0.99 * alone.size
+    if alone.size > 1000:
+        assert abs(float(alone.mean())) < 0.05
+        assert abs(float(alone.std()) - 1) < 0.05

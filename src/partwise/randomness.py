@@ -9,14 +9,18 @@ numbers twice.
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 INIT_ROUND = 0xFFFFFFFE  # the "round" whose randomness draws the initial parameters
 EVALUATION_ROUND = 0xFFFFFFFF  # the "round" whose randomness evaluation uses
+AXIS = "clients"  # the axis of devices that share a cohort
+BLOCK = 4096  # normal numbers that are drawn together
 
 
 class Words(NamedTuple):
@@ -39,6 +43,30 @@ def client_rng(rng: jax.Array, number: Words) -> jax.Array:
 def child(rng: jax.Array, use: str) -> jax.Array:
     """The randomness of one use. Each name has its own."""
     return jax.random.fold_in(rng, zlib.crc32(use.encode()))
+
+
+def normals(rng: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Standard normal numbers, drawn in blocks that have randomness of their own. Where devices run the same
+    program side by side, each draws some of the blocks, and all get all of them: the numbers are the same for any
+    number of devices."""
+    size = math.prod(shape)
+    if size <= BLOCK:
+        return jax.random.normal(rng, shape)
+    devices, here = _devices()
+    each = -(-size // (BLOCK * devices))
+    blocks = here * each + jnp.arange(each)
+    drawn = jax.vmap(lambda block: jax.random.normal(jax.random.fold_in(rng, block), (BLOCK,)))(blocks)
+    if devices > 1:
+        drawn = jax.lax.all_gather(drawn, AXIS)
+    return drawn.reshape(-1)[:size].reshape(shape)
+
+
+def _devices() -> tuple[int, Any]:
+    """How many devices run this program side by side, and which of them this is."""
+    try:
+        return jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
+    except NameError:  # no such axis: one device
+        return 1, 0
 
 
 def hash64(text: str) -> int:

@@ -10,10 +10,10 @@ pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installe
 
 from partwise.cli import main
 from partwise.deployment.federation import found_run
+from partwise.papers.rate_search import search_rates
 from partwise.privacy.accounting import Rounds, default_delta, epsilon
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
-from partwise.runs.sweep import sweep
 from partwise.runs.train import RunWarning, train
 from partwise.types import UserError
 
@@ -160,15 +160,15 @@ def test_what_a_network_cannot_keep_is_refused(tmp_path, changes, words):
 def test_a_search_counts_all_its_trials():
     task, config = resolve("planted", None, {**PRIVATE, "rounds": 3})
     grid, clients = [{"server.rate": 1.0}, {"server.rate": 0.5}], task.train.num_clients
-    trials = sweep(task, config, grid, [0, 1])
+    trials = search_rates(task, config, grid, [0, 1])
     rounds, delta = Rounds(1.0, 20, clients, "poisson"), default_delta(clients)
     for trial in trials:
         assert trial.privacy["epsilon"] == epsilon(rounds, 12, delta)
         assert "4 trials" in trial.privacy["ledger"][0]["what"]
     with pytest.raises(UserError, match="4 trials of 3 rounds cost more"):
-        sweep(task, config.changed({"privacy.epsilon": 0.1}), grid, [0, 1])
+        search_rates(task, config.changed({"privacy.epsilon": 0.1}), grid, [0, 1])
     budget = config.changed({"privacy.epsilon": 4.0, "privacy.noise": None})
-    assert 3.9 < sweep(task, budget, grid[:1], [0, 1])[0].privacy["epsilon"] <= 4.0
+    assert 3.9 < search_rates(task, budget, grid[:1], [0, 1])[0].privacy["epsilon"] <= 4.0
 
 
 HEATED = {**SMALL, "server.mean": "heat", "privacy.clip": 0.5, "privacy.epsilon": 4.0, "privacy.heat_keys": 5}

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
 from partwise.privacy.matrix import Matrix
-from partwise.randomness import child
+from partwise.randomness import child, normals
 from partwise.server.encoding import cut_to
 from partwise.server.step import trainable
 from partwise.server.total import NOTHING, PUBLIC, Aggregator, Carried, Contribution, Known, Report, Total
@@ -173,7 +173,7 @@ def noisy(door: Door, total: Total, carried: Carried, normal: Normal) -> tuple[T
 
 def _simulated(rng: jax.Array) -> Normal:
     """Normal numbers that follow from the seed."""
-    return lambda name, shape: jax.random.normal(child(rng, name), shape)
+    return lambda name, shape: normals(child(rng, name), shape)
 
 
 def _bounded(loss: Sums, bound: float) -> jax.Array:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from partwise.privacy.skellam import NoiseShare
-from partwise.randomness import child
+from partwise.randomness import child, normals
 from partwise.server.total import Aggregator, Carried, Total
 
 LARGE = 1000.0  # variance
@@ -49,6 +49,6 @@ def skellam(rng: jax.Array, shape: tuple[int, ...], variance: float) -> jax.Arra
     if variance < LARGE:
         first, second = (jax.random.poisson(child(rng, name), variance / 2, shape) for name in ("+", "-"))
         return (first - second).astype(jnp.int32)
-    normal = jax.random.normal(rng, shape)
+    normal = normals(rng, shape)
     bent = normal + (normal**3 - 3 * normal) / (24 * variance)
     return jnp.rint(math.sqrt(variance - 1 / 12) * bent).astype(jnp.int32)  # rounding adds 1 / 12

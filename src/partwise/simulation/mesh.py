@@ -7,6 +7,7 @@ No import, no building of a model and no serving of one client starts JAX or cha
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 
@@ -15,10 +16,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from partwise.randomness import AXIS
 from partwise.types import UserError
 
-AXIS = "clients"
 LARGE_BYTES = 1 << 20
+RUNS = "runs"  # the axis of runs that are side by side
 
 
 def use_all_cores() -> None:
@@ -52,6 +54,14 @@ def make_mesh(num_devices: int | None = None) -> Mesh:
     if num_devices and num_devices > len(devices):
         raise UserError(f"{num_devices} devices were asked for, but there are only {len(devices)}")
     return Mesh(np.array(devices), (AXIS,))
+
+
+def make_runs_mesh(num_runs: int) -> Mesh:
+    """All devices along the axis of runs and the client axis. Runs on different devices need not wait for each
+    other, so as many devices as divide the runs are along theirs."""
+    devices = make_mesh().devices
+    apart = math.gcd(num_runs, devices.size)
+    return Mesh(devices.reshape(apart, -1), (RUNS, AXIS))
 
 
 def everywhere(mesh: Mesh) -> NamedSharding:
