@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.privacy import slices_cost
+from partwise.reports import recommend_seconds
 from partwise.types import UserError, unknown
 
 GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
@@ -357,6 +358,16 @@ def measure_sum(case: Case, data: str | None) -> dict[str, Any]:
     return {"case": case.name, **measure_round(**case.changes), "device": "1 CPU core"}
 
 
+def _recommend(quick: bool) -> list[Case]:
+    sizes = [10_000] if quick else [10_000, 100_000, 1_000_000]
+    return [Case(f"{n:,} x 64", "", {"num_items": n, "dim": 64}, 1, measure_recommend) for n in sizes]
+
+
+def measure_recommend(case: Case, data: str | None) -> dict[str, Any]:
+    """What a recommendation takes."""
+    return {"case": case.name, **recommend_seconds.measure_recommend(**case.changes)}
+
+
 DEPLOYMENT_COLUMNS: Columns = {
     "reports\na second": lambda line: f"{line['reports_per_second']:,.0f}",
     "client\nround": _spread("client_round_ms"),
@@ -392,6 +403,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         _private_slices,
         slices_cost.COLUMNS,
         slices_cost.NOTE,
+    ),
+    "recommend": Benchmark(
+        "The best of a catalogue for one client, by the number of items",
+        _recommend,
+        recommend_seconds.COLUMNS,
+        recommend_seconds.NOTE,
     ),
     "secure-sum": Benchmark(
         "A secure sum with its cryptography: all clients and the server",

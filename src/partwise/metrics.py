@@ -50,12 +50,21 @@ def over_clients(
         if not held.any():
             result[name] = {"clients": 0}
             continue
-        means = np.asarray(total.value, np.float64)[held] / np.asarray(total.weight, np.float64)[held]
-        values = np.vectorize(finish.get(name, float), otypes=[float])(means)
+        values = each_client(total, finish.get(name, float))[held]
         result[name] = {"clients": int(held.sum()), "mean": float(values.mean())}
         with np.errstate(invalid="ignore"):  # a client may have diverged; its percentile is then not finite
             result[name] |= {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
     return result
+
+
+def each_client(total: Sums, finish: Callable[[float], float]) -> np.ndarray:
+    """A metric of every client [clients]; not a number for those that had no examples."""
+    value, weight = (np.asarray(part, np.float64) for part in total)
+    held = weight > 0
+    values = np.full(len(weight), np.nan)
+    if held.any():
+        values[held] = np.vectorize(finish, otypes=[float])(value[held] / weight[held])
+    return values
 
 
 def _finished(finish: Callable[[float], float] | None, value: Any, weight: Any) -> float:

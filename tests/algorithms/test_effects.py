@@ -64,7 +64,14 @@ def refused(task, **changes) -> str:
         ("evaluation_split.batch_size", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
         ("fine_tune.rate", 0.5, {}, "fine_tune.max_steps = 0 tunes nothing"),
         ("server.cap", 5.0, {}, "server.mean = cohort has no factors to bound"),
-        ("server.rate", 5.0, {"algorithm": "central"}, "with central there is no server step"),
+        (
+            "server.weighting",
+            "uniform",
+            {"algorithm": "central"},
+            "with central there is one client, and no mean",
+        ),
+        ("split.count", 2, {}, "has no count"),
+        ("evaluation_split.count", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
         ("cohort.size", 5, {"algorithm": "central"}, "with central all examples are in one place"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -171,7 +172,7 @@ def test_a_run_is_judged_again_and_personalizes_from_what_was_trained(tmp_path):
     mine = done.task.test.gather(np.array([0])).select(("item", "rating"))
     begun = done.params["user"].mean(axis=0)
     assert np.abs(done.personal.personalize(mine)["user"] - begun).max() > 1e-4
-    still = done._replace(config=done.config.changed({"evaluation.local": "trained"})).personal
+    still = replace(done, config=done.config.changed({"evaluation.local": "trained"})).personal
     np.testing.assert_allclose(still.personalize(mine)["user"], begun, rtol=1e-5)
     (tmp_path / "mine.csv").write_text("item,rating\n1,4.5\n2,3.0\n7,2.0\n")
     given = ["--client", str(tmp_path / "mine.csv"), "--out", str(local), "--json"]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.client.split import Subset, alternate, everything, halves, none
+from partwise.client.split import Subset, alternate, everything, halves, last, none
 from partwise.types import UserError
 
 
@@ -55,3 +55,13 @@ def test_splits_that_make_no_sense_are_refused():
     for percent in (0, 100, -5):
         with pytest.raises(UserError, match=f"between 1 and 99 percent, not {percent}"):
             halves(percent)
+
+
+def test_last_examples_are_query_and_all_before_them_support():
+    for count in (1, 3):
+        for n in range(8):
+            support, query = members(last(count).support, n), members(last(count).query, n)
+            assert support + query == list(range(n))
+            assert len(query) == min(n, count)
+    with pytest.raises(UserError, match="at least 1"):
+        last(0)

@@ -18,7 +18,7 @@ from partwise.papers import fedrecon_words as words
 from partwise.papers import study
 from partwise.papers.reproduce import reproduce
 from partwise.runs.summary import judged
-from partwise.runs.sweep import RATES
+from partwise.runs.sweep_plan import RATES
 from partwise.runs.train import silent
 
 pytestmark = pytest.mark.usefixtures("quick_programs")

@@ -105,6 +105,23 @@ def test_random_keys_are_uniform(num_keys):
     assert np.abs(tenth - 0.1).max() < 0.01
 
 
+@pytest.mark.parametrize("num_keys", [K, 100_000], ids=["few keys", "many keys"])
+def test_own_keys_with_random_others_are_each_sent_once(num_keys):
+    asked = asking(CLIENTS, num_keys=num_keys)
+    choice, own = parse_choice("with_random:9"), choose.own().choose(asked)
+    chosen, drawn = choice.choose(asked), choose.random(9).choose(asked)
+    for client in range(len(CLIENTS)):
+        mine, keys = of(own, client), of(chosen, client)
+        assert keys == sorted({*mine, *of(drawn, client)})
+        first, count = asked.own.starts[client], asked.own.counts[client]
+        places = chosen.place[first : first + count]
+        assert [keys[place] for place in places] == mine
+    assert choice.complete
+    assert choice.every_round
+    assert choice.most(4, 100) == 13
+    assert choice.most(95, 100) == 100
+
+
 def test_device_classes_have_their_own_numbers_of_keys():
     sizes, numbers = classes({10: 0.25, 3: 0.75}), np.arange(4000, dtype=np.uint64)
     assert set(sizes.of(numbers)) == {3, 10}

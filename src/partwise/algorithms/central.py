@@ -1,7 +1,9 @@
 """All examples in one place, trained with plain SGD: the baseline for federated training.
 
 A round is an epoch, or `update.max_steps` batches of examples drawn from all clients (FedSubAvg's CentralSGD,
-with a batch as large as those of its cohort together).
+with a batch as large as those of its cohort together). What a round changed is the step of the server's optimizer,
+by default as it is. With `update.max_steps` = 1 and `update.rate` = 1, it is the gradient of one batch, so that
+`server.optimizer` = adam is Adam on batches.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ PLAIN_SERVER = {
 
 
 def prepare(task: Task, config: Config) -> Prepared:
-    """One client that has all examples, and a server that takes over this client's parameters."""
+    """One client that has all examples, and a server that takes over what this client changes."""
     setting, part = server_side(task), config.update
-    whole = unselected(task, config, CENTRAL).changed(PLAIN_SERVER)
+    whole = unselected(task, config, CENTRAL).changed({"server.mean": "cohort"})
     build = averaging(setting, whole, fed_avg)
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
     if part.max_steps is not None:
@@ -34,16 +36,13 @@ def prepare(task: Task, config: Config) -> Prepared:
     return Prepared(build, rates_of(whole), pooled, Recruiting(1), *averaged_evaluation(task, config, build))
 
 
-NO_SERVER = "there is no server step"
 CENTRAL = AlgorithmEntry(
-    "centralised SGD on pooled data; a round is an epoch, or update.max_steps batches",
+    "centralised training on pooled data; a round is an epoch, or update.max_steps batches",
     prepare,
-    {"update.max_steps": None},
+    {"update.max_steps": None, "server.optimizer": "sgd", "server.rate": 1.0},
     trains="stateful",
     selects=False,
     unread=UNREAD
     | {"cohort.*": "all examples are in one place, and there is no cohort"}
-    | dict.fromkeys(
-        ("server.optimizer", "server.rate", "server.weighting", "server.mean", "server.settings.*"), NO_SERVER
-    ),
+    | dict.fromkeys(("server.weighting", "server.mean"), "there is one client, and no mean"),
 )

@@ -50,8 +50,8 @@ def _split_unread(facts: Facts) -> str:
 
 def _split_batch_unread(facts: Facts) -> str:
     part, judged = facts.config.split, facts.config.evaluation_split.kind
-    if part.kind == "halves":
-        return "split.kind = halves has no batches"
+    if part.kind in ("halves", "last"):
+        return f"split.kind = {part.kind} has no batches"
     if part.kind == "none" and judged != "same":
         return f"split.kind is none, and evaluation_split.kind is {judged}"
     return ""
@@ -65,7 +65,7 @@ def _reconstruct_unread(facts: Facts) -> str:
     return ""
 
 
-STEPS = ("optimizer", "rate", "epochs", "max_steps", "batch_size")
+STEPS = ("optimizer", "rate", "schedule", "epochs", "max_steps", "batch_size")
 RULES: tuple[Rule, ...] = (
     ("split.*", _split_unread),
     (
@@ -73,6 +73,10 @@ RULES: tuple[Rule, ...] = (
         _of(lambda c: c.split.kind != "halves", "split.kind = {c.split.kind} has no percent (halves has)"),
     ),
     ("split.batch_size", _split_batch_unread),
+    (
+        "split.count",
+        _of(lambda c: c.split.kind != "last", "split.kind = {c.split.kind} has no count (last has)"),
+    ),
     (
         "evaluation_split.*",
         lambda facts: (
@@ -84,6 +88,13 @@ RULES: tuple[Rule, ...] = (
         _of(
             lambda c: c.evaluation_split.kind != "halves",
             "evaluation_split.kind = {c.evaluation_split.kind} does not read it (halves does)",
+        ),
+    ),
+    (
+        "evaluation_split.count",
+        _of(
+            lambda c: c.evaluation_split.kind != "last",
+            "evaluation_split.kind = {c.evaluation_split.kind} does not read it (last does)",
         ),
     ),
     (
@@ -110,7 +121,7 @@ RULES: tuple[Rule, ...] = (
     ),
     *(
         (f"update.{name}", _of(lambda c: c.update.method == "solve", "update.method = solve takes no steps"))
-        for name in (*STEPS, "joint")
+        for name in (*STEPS, "begin", "joint")
     ),
     (
         "update.pull",
@@ -149,6 +160,10 @@ RULES: tuple[Rule, ...] = (
             lambda c: c.privacy.heat == "none" and c.privacy.epsilon is None and not c.privacy.noise,
             "without noise, all keys are counted",
         ),
+    ),
+    *(
+        (f"stop.{name}", _of(lambda c: not c.stop.metric, "stop.metric names no metric"))
+        for name in ("patience", "difference")
     ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),

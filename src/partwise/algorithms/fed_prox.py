@@ -21,8 +21,8 @@ from partwise.client.update import by_steps
 from partwise.config.parts import (
     make_aggregator,
     make_choices,
-    make_client_optimizer,
     make_schedule,
+    make_scheduled,
     make_server_optimizer,
     one_of,
 )
@@ -85,7 +85,7 @@ def prepare(task: Task, config: Config) -> Prepared:
             setting.partition,
             mu=config.own[MU],
             schedule=make_schedule(config),
-            client_optimizer=make_client_optimizer(config.update.optimizer, rates["update"]),
+            client_optimizer=make_scheduled(config, rates, "update"),
             optimizer=make_server_optimizer(config, rates),
             aggregator=aggregator,
             choose=choose,

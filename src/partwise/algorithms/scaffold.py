@@ -29,7 +29,7 @@ from partwise.client.fit import Extra
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
 from partwise.client.update import by_steps
-from partwise.config.parts import make_schedule, make_server_optimizer, one_of
+from partwise.config.parts import make_schedule, make_scheduled, make_server_optimizer, one_of
 from partwise.config.settings import Config, Own
 from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
@@ -55,7 +55,8 @@ def scaffold(
     optimizer: ServerOptimizer,
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
-    """SCAFFOLD with SGD on the clients, all with the same weight. `num_clients` is N, the whole population."""
+    """SCAFFOLD with SGD on the clients, all with the same weight. `num_clients` is N, the whole population; `rate`
+    may be a function of the round."""
     model, partition, paths = with_control(model, partition)
     of = {path: f"{CONTROL}/{path}" for path in paths}
 
@@ -66,7 +67,8 @@ def scaffold(
         trained = update(client, begin(client), everything)
         changes = change(client, with_deltas(client, trained.progress))
         steps = schedule.num_steps(client.examples.count)
-        over = 1 / (jnp.maximum(steps, 1) * rate)
+        now: Any = rate(client.round) if callable(rate) else rate
+        over = 1 / (jnp.maximum(steps, 1) * now)
         moved = {
             control: jnp.where(steps > 0, -received[control] - over * changes[path], 0)  # c_i+ - c_i
             for path, control in of.items()
@@ -193,7 +195,7 @@ def prepare(task: Task, config: Config) -> Prepared:
                 setting.model,
                 setting.partition,
                 schedule=make_schedule(config),
-                rate=rates["update"],
+                rate=make_scheduled(config, rates, "update"),
                 num_clients=store.num_clients,
                 optimizer=make_server_optimizer(config, rates),
             )

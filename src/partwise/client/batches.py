@@ -42,11 +42,14 @@ class Examples(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """How long to iterate over batches: this many epochs, and at most this many steps. Either may be None."""
+    """How long to iterate over batches: this many epochs, and at most this many steps. Either may be None. With
+    `anywhere`, a client begins with one of its batches at random, so that few steps of every round see all of them
+    in the long run."""
 
     batch_size: int
     epochs: int | None = 1
     max_steps: int | None = None
+    anywhere: bool = False
 
     def check(self, name: str) -> Schedule:
         """Return itself. Raises `UserError` if the numbers are invalid; `name` is used in the message."""
@@ -81,11 +84,13 @@ class Drawn(NamedTuple):
     mask: jax.Array  # [B] bool
 
 
-def draw(examples: Examples, subset: Subset, schedule: Schedule, step: jax.Array) -> Drawn:
-    """Batch number `step` of the subset. The batches repeat in every epoch."""
+def draw(
+    examples: Examples, subset: Subset, schedule: Schedule, step: jax.Array, begin: jax.Array | int = 0
+) -> Drawn:
+    """Batch number `step` of the subset, counted from batch `begin` on. The batches repeat in every epoch."""
     count = subset.count(examples.count)
     epoch_steps = jnp.maximum(schedule.steps_per_epoch(count), 1)
-    j = (step % epoch_steps) * schedule.batch_size + jnp.arange(schedule.batch_size)
+    j = ((begin + step) % epoch_steps) * schedule.batch_size + jnp.arange(schedule.batch_size)
     mask = (j < count) & (step < schedule.num_steps(count))
     index = jnp.where(mask, subset.index(j, examples.count), 0)
     rows = examples.start + index
@@ -100,6 +105,7 @@ def over_batches(
     examples: Examples,
     subset: Subset,
     schedule: Schedule,
+    begin: jax.Array | int = 0,
 ) -> Any:
     """Run `carry = body(step, batch, carry)` for every step of the schedule. This is the library's only
     training loop.
@@ -108,5 +114,5 @@ def over_batches(
     """
     num_steps = schedule.num_steps(subset.count(examples.longest))
     return jax.lax.fori_loop(
-        0, num_steps, lambda i, c: body(i, draw(examples, subset, schedule, i), c), carry
+        0, num_steps, lambda i, c: body(i, draw(examples, subset, schedule, i, begin), c), carry
     )

@@ -34,7 +34,10 @@ from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.randomness import child
 from partwise.selection import slices
 
-ClientOptimizer = float | jax.Array | optax.GradientTransformation
+Stepping = float | jax.Array | optax.GradientTransformation
+ClientOptimizer = (
+    Stepping | Callable[[Any], Stepping]
+)  # or a function of the round (`Client.round`) that gives it
 # The gradient of what a procedure adds to the loss, by group and path. It covers the client's whole part, including
 # rows that the batch does not name.
 Extra = Callable[[Progress], Mapping[str, Mapping[str, jax.Array]]]
@@ -63,12 +66,14 @@ def fit(
         progress: The parameters to start from.
         subset: The examples to train on.
         schedule: Batch size, epochs and steps.
-        optimizer: A rate for SGD, or an optax transformation.
+        optimizer: A rate for SGD, an optax transformation, or a function of the client's round that gives one.
         groups: The groups that are trained: "shared", "keyed", "local".
         extra: A function of the progress; its result is added to the gradient of the loss.
     """
     if "keyed" in groups:
         progress = with_deltas(client, progress)
+    if callable(optimizer):
+        optimizer = optimizer(client.round)
     move = _optax(optimizer) if isinstance(optimizer, optax.GradientTransformation) else _sgd(optimizer)
     start = (progress, move.init(client, progress, groups), zero_sums())
 
@@ -87,8 +92,15 @@ def fit(
         now, state = move.step(client, now, gradients, more, state, need, need.mask.any(), groups)
         return now, state, add_sums(sums, total)
 
-    progress, _, loss = over_batches(step, start, client.examples, subset, schedule)
+    begin = first_batch(client, subset, schedule) if schedule.anywhere else 0
+    progress, _, loss = over_batches(step, start, client.examples, subset, schedule, begin)
     return Trained(progress, loss)
+
+
+def first_batch(client: Client, subset: Subset, schedule: Schedule) -> jax.Array:
+    """The number of the batch with which a client begins in this round, at random."""
+    batches = schedule.steps_per_epoch(subset.count(client.examples.count))
+    return jax.random.randint(child(client.rng, "begin"), (), 0, jnp.maximum(batches, 1))
 
 
 class _Move(NamedTuple):

@@ -69,3 +69,17 @@ def halves(percent: int = 50) -> Split:
         Subset(first, lambda j, n: j),
         Subset(lambda n: n - first(n), lambda j, n: first(n) + j),
     )
+
+
+def last(count: int) -> Split:
+    """The last `count` examples go to query, all before them to support. A client with fewer has no support set."""
+    if count < 1:
+        raise UserError(f"last: at least 1 example must be query, not {count}")
+
+    def first(n: Number) -> Number:
+        return (n - count) * (n > count)
+
+    return Split(
+        Subset(first, lambda j, n: j),
+        Subset(lambda n: n - first(n), lambda j, n: first(n) + j),
+    )

@@ -30,6 +30,7 @@ class Client(NamedTuple):
     rng: jax.Array
     kept: Mapping[str, jax.Array] = {}  # by path: like the leaf; for keyed leaves, rows of its own keys
     public: Mapping[str, Any] = {}  # what the aggregator tells every client (see `server.total`)
+    round: Any = None  # the number of the round, for schedules of rates; None if the client is only evaluated
 
 
 class Progress(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 
 from partwise.algorithms.registry import find_algorithm, recorded
 from partwise.config.settings import Config, parse_toml
+from partwise.data.histories import with_histories
 from partwise.data.sqlite_table import sqlite_place
 from partwise.data.store import ClientStore
 from partwise.data.store import open_store as open_folder
@@ -82,6 +83,7 @@ def _saved_store(offer: Offer, folder: str) -> ClientStore:
                 f"the keys of '{name}' in '{folder}' are not those of the run: give a table with the ids themselves"
             )
     setting = entry_of(recorded(parse_toml(offer.config)).task).settings(**offer.options)[0]
+    store = with_histories(store, setting.histories)
     for name in setting.columns:
         shape = offer.shapes[name]
         if name not in store.columns or list(store.columns[name].shape[1:]) != list(shape):
@@ -135,7 +137,8 @@ def _form(config: Config, setting: Setting, offer: Offer) -> Form:
         )
     check_from_tables(vocabularies, [name for name in setting.columns if name in vocabularies])
     more = [name for name in entry_of(config.task).own.columns(config.data) if name in offer.shapes]
-    names = {name: str(config.data.get(name, name)) for name in (*setting.columns, *more)}
+    own = [name for name in setting.columns if name not in setting.histories]
+    names = {name: str(config.data.get(name, name)) for name in (*own, *more)}
     client = str(config.data.get("client", offer.client))
     return Form(
         names=names,

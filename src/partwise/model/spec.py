@@ -79,6 +79,8 @@ class Model(NamedTuple):
             tokens).
         train_loss: (parameters, batch, rng) -> [B], what steps minimise if the loss of the predictions is too
             expensive for them (for example a sampled softmax). Evaluation always uses `predict` and `loss`.
+        module: parameters -> a module of the framework that the model was written in, with these values. None for
+            a model of plain functions.
     """
 
     init: Callable[[jax.Array], Params]
@@ -87,6 +89,7 @@ class Model(NamedTuple):
     metrics: Mapping[str, Metric | Pooled] = {}
     weight: Callable[[Batch], jax.Array] = one_per_example
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
+    module: Callable[[Params], Any] | None = None
 
 
 CALLED_WITH = {"predict": ("params", "batch", "rng"), "loss": ("outputs", "batch")}

@@ -17,10 +17,11 @@ from matplotlib.figure import Figure
 
 from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
+from partwise.papers.rate_search import Trial, best_of, search_rates
 from partwise.papers.study import telling_release
 from partwise.runs.backends import make_evaluator
 from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
-from partwise.runs.sweep import RATES, Trial, best_of, grid_of, sweep
+from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus
 from partwise.tasks import PAPER, Task, load_task
 
@@ -166,7 +167,7 @@ class MovieLensRuns:
         """Train, or reuse what was trained before for another way of evaluation."""
         key = (row.task, str(row.changes), str(grid), tuple(seeds))
         if key not in self._trained:
-            self._trained[key] = sweep(task, config, grid, seeds, show)
+            self._trained[key] = search_rates(task, config, grid, seeds, show)
         return self._trained[key]
 
 
@@ -277,7 +278,7 @@ def figure4(
     for name, rates in SERVER_RATES.items():
         row = TableRow(name, None, None, "movielens", {"server.optimizer": name}, {"server.rate": rates})
         task, config = runs.prepared(row)
-        trials = sweep(task, config, grid_of(row.grid), seeds[:1], runs.show(name))
+        trials = search_rates(task, config, grid_of(row.grid), seeds[:1], runs.show(name))
         best = best_of(trials, "rmse")
         smooth = np.convolve(best.losses, np.ones(10) / 10, "valid")
         axes.plot(np.arange(len(smooth)) + 10, smooth, label=f"{name}, rate {best.changes['server.rate']:g}")

@@ -21,7 +21,7 @@ from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once, tune
 from partwise.runs.backends import make_evaluator, make_simulation
-from partwise.runs.sweep import RATES, grid_of
+from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import PAPER, Task, load_task

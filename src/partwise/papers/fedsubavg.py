@@ -21,7 +21,7 @@ from partwise.config.settings import Config
 from partwise.papers.study import once
 from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import save_picture
-from partwise.runs.sweep import RATES
+from partwise.runs.sweep_plan import RATES
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator

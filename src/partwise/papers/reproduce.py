@@ -13,7 +13,16 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.checkpoint import remove_temporary_files, write_file
-from partwise.papers import defaults, fedrecon, fedrecon_words, fedsubavg, private_ratings, staleness, theory
+from partwise.papers import (
+    defaults,
+    fedrecon,
+    fedrecon_words,
+    fedsubavg,
+    next_items,
+    private_ratings,
+    staleness,
+    theory,
+)
 from partwise.papers import fedselect as select
 from partwise.papers.study import PARTS
 from partwise.runs.document import to_json
@@ -83,6 +92,10 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "privacy-movielens": Reproduction(
         "what epsilon 1, 4 and 8 cost in accuracy, Poisson and BLT: MovieLens",
         private_ratings.private_ratings,
+    ),
+    "next-items": Reproduction(
+        "next items, federated beside centralised and popularity: Amazon Beauty, check-ins of New York",
+        next_items.next_items,
     ),
     "fedsubavg-theory": Reproduction("FedSubAvg, Example 1, Theorems 1 and 2: MovieLens", theory.theory, 1),
 }

@@ -24,7 +24,7 @@ from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import digest_of
 from partwise.runs.picture import save_picture
-from partwise.runs.sweep import RATES, grid_of
+from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task

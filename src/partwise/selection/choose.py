@@ -2,8 +2,9 @@
 
 *Structured* choices use the client's own examples, before it sees the model: `own`, `top`, `sample`,
 `sample_top`. *Random* choices are `random` (each client draws for itself) and `same` (one set per round for
-all clients, which a broadcast could do as well). A *mixed* choice is one choice for one key space and another
-choice for the next. `everything` means no selection.
+all clients, which a broadcast could do as well). `with_random` adds random keys to the own ones, for
+negatives. A *mixed* choice is one choice for one key space and another choice for the next. `everything`
+means no selection.
 
 The choices run on the host, vectorised over clients. Random choices depend on (seed, key space, round,
 client), or for `same` on (seed, key space, round). They never depend on which other clients take part.
@@ -135,6 +136,17 @@ def sample_top(m: Sizes) -> Choice:
     return Choice(f"sample_top:{m}", choose, _at_most(m), every_round=True)
 
 
+def with_random(m: Sizes) -> Choice:
+    """All own keys, and m of all K keys at random, drawn again in every round: rows for the negatives of a ranking
+    loss. A drawn key that is the client's own already is not sent twice."""
+
+    def choose(asking: Asking) -> Chosen:
+        return _joined(asking, _of_all(asking, asking.stream, m))
+
+    most = lambda own, num_keys: min(own + _exactly(m)(own, num_keys), num_keys)
+    return Choice(f"with_random:{m}", choose, most, every_round=True, complete=True)
+
+
 def random(m: Sizes) -> Choice:
     """m of all K keys at random, without replacement. Each client draws for itself (section 4.1.2)."""
     return Choice(f"random:{m}", lambda a: _of_all(a, a.stream, m), _exactly(m), every_round=True)
@@ -163,6 +175,7 @@ CHOICES: Mapping[str, Callable[..., Choice]] = {
     "top": top,
     "sample": sample,
     "sample_top": sample_top,
+    "with_random": with_random,
     "random": random,
     "same": same,
 }
@@ -244,11 +257,24 @@ def _of_all(asking: Asking, stream: np.ndarray, m: Sizes) -> Chosen:
     return Chosen(keys, starts, sizes, place)
 
 
+def _joined(asking: Asking, drawn: Chosen) -> Chosen:
+    """Own keys and drawn keys together, each once, in their order."""
+    own, clients = asking.own, len(asking.own.counts)
+    of_own = owners(own.counts) * asking.num_keys + own.keys
+    both = np.unique(np.concatenate([of_own, owners(drawn.counts) * asking.num_keys + drawn.keys]))
+    counts = np.bincount(both // asking.num_keys, minlength=clients)
+    starts = offsets(counts)
+    place = (np.searchsorted(both, of_own) - np.repeat(starts, own.counts)).astype(np.int32)
+    return Chosen((both % asking.num_keys).astype(np.int32), starts, counts, place)
+
+
 def _draws(stream: np.ndarray, num_keys: int, m: int) -> np.ndarray:
     """m of 0..K-1 without replacement for every stream [clients, m], in the order in which they were drawn."""
     if num_keys <= max(8 * m, 1024):
         lots = mix(stream[:, None] + np.arange(num_keys, dtype=np.uint64))
-        return np.argsort(lots, axis=1)[:, :m]
+        best = np.argpartition(lots, m - 1, axis=1)[:, :m]
+        order = np.argsort(np.take_along_axis(lots, best, 1), axis=1)
+        return np.take_along_axis(best, order, 1)
     draws = mix(stream[:, None] + np.arange(2 * m + 16, dtype=np.uint64)) % np.uint64(num_keys)
     order = np.argsort(draws, axis=1, kind="stable")
     sorted_draws = np.take_along_axis(draws, order, 1)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partwise.checkpoint import load_arrays, save_arrays
 from partwise.data.heat import By, Heat, count_heat, holders
 from partwise.data.store import ClientStore
-from partwise.model.partition import Partition
 from partwise.types import UserError
+
+if TYPE_CHECKING:
+    from partwise.model.partition import Partition  # not here, as it brings JAX
 
 FORMAT = "partwise-heat"
 

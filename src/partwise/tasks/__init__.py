@@ -1,11 +1,11 @@
 """Tasks by name. To add one to the library, write a module with `load`, and add a line here. Another package
-adds one with an entry point of the group `partwise.tasks`."""
+adds one with an entry point of the group `partwise.tasks`. `module:function` names code of the user's own."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from partwise.plugins import Lazy, find, find_all, names
+from partwise.plugins import Lazy, find, find_all, is_code, names
 from partwise.tasks.base import (
     PAPER,
     Entry,
@@ -22,6 +22,7 @@ from partwise.tasks.base import (
     takes_any_option,
     with_preset,
 )
+from partwise.tasks.own_code import find_code
 from partwise.types import UserError, nearest
 
 GROUP = "partwise.tasks"  # the group of entry points
@@ -36,6 +37,18 @@ TASKS: dict[str, Entry | Lazy] = {
         "MovieLens: does a user like a movie? (FedSubAvg, section 5)", "partwise.tasks.liked:LIKED"
     ),
     "ratings": Lazy("your own table of user, item, rating", "partwise.tasks.ratings:RATINGS"),
+    "events": Lazy(
+        "your own table of user, item and perhaps time: the next item", "partwise.tasks.events:EVENTS"
+    ),
+    "events-planted": Lazy(
+        "generated events: the next item, at any size", "partwise.tasks.next_item:PLANTED"
+    ),
+    "next-item": Lazy(
+        "Amazon Beauty, Sports, Toys or Yelp as sequences: the next item",
+        "partwise.tasks.next_item:SEQUENCES",
+    ),
+    "check-ins": Lazy("Foursquare New York: the next place", "partwise.tasks.next_item:CHECK_INS"),
+    "listening": Lazy("Last.fm: artists that a user listens to", "partwise.tasks.next_item:LISTENING"),
     "tags": Lazy(
         "Stack Exchange or Stack Overflow posts to tags (Federated Select, Figure 2)",
         "partwise.tasks.tags:TAGS",
@@ -75,13 +88,14 @@ TASKS: dict[str, Entry | Lazy] = {
 
 
 def find_task(name: str) -> Entry:
-    """The task with this name, from the library or from an installed package."""
-    return find(TASKS, GROUP, "task", name)
+    """The task with this name, from the library, from an installed package, or from the user's own code
+    (`module:function`), which is run. A name that a file says must not come here unasked; see `runs.reopen`."""
+    return find_code(name) if is_code(name) else find(TASKS, GROUP, "task", name)
 
 
 def is_named(name: str) -> bool:
-    """Whether there is a task of that name."""
-    return name in TASKS or name in names(TASKS, GROUP)
+    """Whether there is a task of that name. That of code is not looked for."""
+    return is_code(name) or name in TASKS or name in names(TASKS, GROUP)
 
 
 def all_tasks() -> dict[str, Entry | Lazy]:
@@ -93,7 +107,8 @@ def load_task(name: str, data: str | None = None, *, preset: str | None = None, 
     """Load a task by name.
 
     Args:
-        name: The name; `partwise tasks` lists them.
+        name: The name; `partwise tasks` lists them. Or `module:function`, for a function of yours that returns
+            a Task.
         data: Where its data is; None for the task's own place.
         preset: A named set of settings and data options that replaces the task's own: "paper".
         **options: Options of the data, such as dim=8 for --set data.dim=8; `partwise settings NAME` lists
@@ -116,6 +131,7 @@ def load_task(name: str, data: str | None = None, *, preset: str | None = None, 
     task = entry.load(data, **options)
     resolved = {option: value for option, value in task.loaded.items() if option in known}
     task = task._replace(loaded=resolved | options | ({"path": str(data)} if data else {}))
+    task = task._replace(name=name) if is_code(name) else task
     return task if preset is None else with_preset(task, preset)
 
 
@@ -133,6 +149,7 @@ __all__ = [
     "find_preset",
     "find_task",
     "fitting",
+    "is_code",
     "is_named",
     "keyword_options",
     "load_task",

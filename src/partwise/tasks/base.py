@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import jax
 
 from partwise.client.split import Split
+from partwise.data.histories import History
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
@@ -55,12 +56,18 @@ class Setting(NamedTuple):
         partition: The roles, as `partition(model, rules)` returns them.
         columns: The columns of the examples that the model reads.
         own_spaces: Key spaces in which every client has its own rows.
+        ranks: The column whose ids the model ranks, for `Personal.recommend`. Empty: it recommends nothing. If
+            the model gives one number for an example, the ids are put into this column; otherwise its outputs
+            for an example are the scores of all ids of the column.
+        histories: Columns that are made of a client's earlier rows, {column: History}. Tables need not have them.
     """
 
     model: Model
     partition: Partition
     columns: tuple[str, ...]
     own_spaces: tuple[str, ...] = ()  # key spaces in which every client has its own rows
+    ranks: str = ""
+    histories: Mapping[str, History] = {}
 
 
 def best_unknown(split: Split | None) -> Mapping[str, float]:

@@ -99,7 +99,7 @@ def settings(num_users: int, num_items: int, dim: int = 18) -> tuple[Setting, Se
     model = deep_interest_network(num_users, num_items, dim)
     roles = {"user": keyed("user"), "item": keyed("item")}
     parts = partition(model, roles, columns={"item": ("item", "history")})
-    setting = Setting(model, parts, ("user", "item", "history", "label"))
+    setting = Setting(model, parts, ("user", "item", "history", "label"), ranks="item")
     return setting, setting
 
 

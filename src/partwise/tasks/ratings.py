@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from partwise.data import holdout
 from partwise.data.delimited import UTF8
-from partwise.data.reading import is_there
-from partwise.data.store import ClientStore, open_store
-from partwise.data.table import HEADER, column_names, is_delimited, read_table
+from partwise.data.store import ClientStore
 from partwise.model.partition import Initial, keyed, local, partition
 from partwise.tasks.base import (
     COUNTS,
@@ -30,6 +26,7 @@ from partwise.tasks.base import (
     takes_options_of,
 )
 from partwise.tasks.matrix_factorization import matrix_factorization
+from partwise.tasks.own_table import read_own_table
 from partwise.types import Limits, UserError, counted, unknown
 
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
@@ -100,12 +97,18 @@ def settings(
     personal, stateful = make(), make(num_users=num_users)
     columns = ("item", "rating")
     return (
-        Setting(personal, partition(personal, {"user*": local(initial), "item*": keyed("item")}), columns),
+        Setting(
+            personal,
+            partition(personal, {"user*": local(initial), "item*": keyed("item")}),
+            columns,
+            ranks="item",
+        ),
         Setting(
             stateful,
             partition(stateful, {"user*": keyed("user"), "item*": keyed("item")}),
             (*columns, "user"),
             own_spaces=("user",),
+            ranks="item",
         ),
     )
 
@@ -266,48 +269,8 @@ def load(
     **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise. The options name its columns."""
-    if data is None:
-        raise UserError(
-            "the task 'ratings' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
-        )
-    if is_there(Path(data) / "store.json"):
-        store = open_store(data)
-    else:
-        named = {"client": client, "item": item, "rating": rating} | ({"time": time} if time else {})
-        _check_distinct(named)
-        _check_named(data, named, column_names(data, delimiter, encoding))
-        names = {column: option for option, column in named.items() if option != "client"}
-        dialect = {"delimiter": delimiter, "encoding": encoding}
-        store = read_table(data, client, list(names), ids=[item], **dialect).rename(names)
-    return ratings_task(store, **options)
-
-
-def _check_distinct(named: Mapping[str, str]) -> None:
-    """Raise `UserError` if two options name the same column."""
-    options: dict[str, str] = {}
-    for option, column in named.items():
-        other = options.setdefault(column, option)
-        if other != option:
-            raise UserError(
-                f"the options data.{other} and data.{option} both name the column '{column}': give each its own, "
-                f"as in --set data.{option}=NAME (in Python, {option}=...)"
-            )
-
-
-def _check_named(data: str, named: Mapping[str, str], there: Sequence[str]) -> None:
-    """Raise `UserError` if an option names a column that the table does not have."""
-    missing = {option: column for option, column in named.items() if column not in there}
-    if not missing:
-        return
-    near = {option: difflib.get_close_matches(column, there, 1) for option, column in missing.items()}
-    names = {option: found[0] if found else "NAME" for option, found in near.items()}
-    command = " ".join(f"--set data.{option}={name}" for option, name in names.items())
-    python = ", ".join(f'{option}="{name}"' for option, name in names.items())
-    header = f"; {HEADER}" if is_delimited(data) else ""
-    raise UserError(
-        f"{data}: {unknown('column', next(iter(missing.values())), there)}{header}. Say what they are called: "
-        f"{command} (in Python, {python})"
-    )
+    named = {"client": client, "item": item, "rating": rating} | ({"time": time} if time else {})
+    return ratings_task(read_own_table("ratings", data, named, delimiter, encoding), **options)
 
 
 RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE, OWN)
