@@ -8,7 +8,7 @@ optionally refreshing them periodically"; patent claim 9.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from partwise.algorithms.fed_recon import evaluation_build
 from partwise.checkpoint import digest_of, load_arrays, read_header, save_arrays
 from partwise.config.judged import judged_setting
 from partwise.config.settings import Config
+from partwise.data.histories import History, next_examples, with_histories
 from partwise.data.ids import check_listed
 from partwise.data.reading import regular
 from partwise.data.store import ClientStore
 from partwise.device import Device
+from partwise.model.softmax import NOTHING
 from partwise.randomness import EVALUATION_ROUND, round_rng
+from partwise.runs.catalogue import Catalogue
 from partwise.runs.client_file import (
     ClientFile,
     Form,
@@ -34,11 +37,14 @@ from partwise.runs.client_file import (
     tell_unknown,
 )
 from partwise.runs.folder import Folder
-from partwise.runs.resolve import entry_of
-from partwise.runs.sanity import check_finite
+from partwise.runs.recommend import Recommended, best, excluded_keys
+from partwise.runs.resolve import settings_of
+from partwise.runs.sanity import check_finite, check_fits
 from partwise.server.messages import send
-from partwise.tasks import Setting
+from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError, unknown
+
+TIME = "time"  # the column of a task's data by which events are ordered
 
 
 class Personal:
@@ -54,6 +60,7 @@ class Personal:
         self.names = {
             name: str(config.data.get(name, name)) for name in setting.columns
         }  # in the user's files
+        self.time = str(config.data["time"]) if config.data.get("time") else ""
         self.client_column = str(config.data.get("client", source.client))
         self.dialect = {name: config.data[name] for name in ("delimiter", "encoding") if name in config.data}
         self.params = setting.partition.server_leaves(params)
@@ -63,16 +70,20 @@ class Personal:
         self.device = Device(build(rates))
 
     @classmethod
-    def open(cls, run: str | Path) -> Personal:
+    def open(cls, run: str | Path, task: Setting | Task | str | None = None, model: str = "last") -> Personal:
         """Open the model in a run's folder. The training data is not needed.
 
         Args:
-            run: The folder of a run of a named task.
+            run: The folder of a run.
+            task: What the run was made of, unless it is a named task: the setting or the Task, or the name of a
+                function that makes the Task (`module:function`).
+            model: "last", or "best", the one that the run kept (`keep.best`).
         """
         folder = Folder(run)
-        config = folder.config()
-        setting = entry_of(config.task).settings(**folder.model_options())[0]
-        return cls(config, setting, folder.model(), folder.source())
+        config, params = folder.config(), folder.model(model)
+        setting = settings_of(folder, task)[0]
+        check_fits(folder.path, judged_setting(setting, config), params)
+        return cls(config, setting, params, folder.source())
 
     @cached_property
     def digest(self) -> str:
@@ -115,6 +126,83 @@ class Personal:
         check_finite("what was predicted", {"outputs": found})
         return found
 
+    def recommend(
+        self,
+        local: Mapping[str, Any],
+        k: int = 10,
+        exclude: ClientStore | ClientFile | Iterable[Any] | None = None,
+        given: ClientStore | ClientFile | None = None,
+    ) -> list[Recommended]:
+        """The client's best items of the whole catalogue.
+
+        Args:
+            local: The client's local part, as `personalize` returned it.
+            k: How many; fewer if the catalogue has fewer that are not excluded.
+            exclude: Items that are not wanted: a client's examples (what `read` returned, or a store), or a list of
+                ids as in the training data.
+            given: The client's examples, if the model reads more columns than the item's. The last example is used;
+                of a model of histories, what comes after all of them.
+
+        Returns:
+            The items with the highest scores, as (id, score), the best first. Of equal ones, the first in the
+                catalogue comes first.
+        """
+        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+            raise UserError(f"k is {k!r}: give how many items are wanted, 1 or more")
+        self.check_local(local)
+        catalogue, ids = self._catalogue
+        scores = catalogue.scores(local, None if given is None else self._asked_after(given))
+        check_finite("what was predicted", {"scores": scores})
+        never = np.flatnonzero(scores <= NOTHING / 2)  # the model's own word that it does not recommend them
+        excluded = np.concatenate([excluded_keys(self.setting.ranks, ids, exclude), never])
+        places = best(scores, int(k), excluded)
+        pairs = zip(ids[places].tolist(), scores[places].tolist(), strict=True)
+        return [Recommended(name, score) for name, score in pairs]
+
+    def module(self, local: str | Path | Mapping[str, Any] | None = None) -> Any:
+        """The model as a module of the framework that it was written in: a Keras model, an NNX module or a PyTorch
+        module, with the trained values and the client's local part.
+
+        Args:
+            local: The local part, or the file that has it. A model without local parameters needs none.
+        """
+        make, partition = self.setting.model.module, self.setting.partition
+        if make is None:
+            raise UserError(
+                "this model is plain functions of arrays, and no module of Keras, NNX or PyTorch: its parameters "
+                "are setting.partition.merge(params, local), as its `predict` takes them"
+            )
+        sent = {path: partition.roles[path].psi.received(self.params[path]) for path in partition.of("keyed")}
+        return make(partition.merge({**self.params, **sent}, self.find_local(local)))
+
+    @property
+    def ranked_column(self) -> str:
+        """The column whose ids are recommended. Raises `UserError` if there is none."""
+        column = self.setting.ranks
+        if not column:
+            raise UserError(
+                "this model does not say what it ranks, so it recommends nothing: name the column of items in its "
+                "setting, as in Setting(model, roles, columns, ranks='item'), and open the run with that setting "
+                "(Personal.open(folder, setting)); nothing need be trained again"
+            )
+        if column not in self.setting.columns:
+            raise unknown("column that the setting ranks", column, self.setting.columns)
+        return column
+
+    @cached_property
+    def _catalogue(self) -> tuple[Catalogue, np.ndarray]:
+        """What is ranked, and its source ids."""
+        column, partition = self.ranked_column, self.setting.partition
+        spaces = [space for space, names in partition.columns.items() if column in names]
+        keys = [np.arange(partition.num_keys(space) * partition.block(space)) for space in spaces]
+        ids = next(iter((*(v for name, v in self.vocabularies.items() if name == column), *keys)), None)
+        if ids is None or self.shapes.get(column):
+            raise UserError(
+                f"the column '{column}', which the setting ranks, has no single ids: name it in ids=[...] where "
+                f"the data is read"
+            )
+        return Catalogue(self.device.algorithm, self.params, column, len(ids), self.rng), ids
+
     def _read_by_model(self, examples: ClientStore | ClientFile) -> ClientStore:
         """Only the columns of the setting. Other columns, such as times, may hold values that a model cannot
         read."""
@@ -124,7 +212,28 @@ class Personal:
                 f"the examples are a {type(examples).__name__}: give what `read` of the model returned for the "
                 f"client's file, or a store with one client"
             )
-        return examples.select([name for name in self.setting.columns if name in examples.columns])
+        there = examples.select([name for name in self.setting.columns if name in examples.columns])
+        histories = self._histories_of(there)
+        return with_histories(there, histories) if histories else there
+
+    def _asked_after(self, given: ClientStore | ClientFile) -> ClientStore:
+        """The example for which items are ranked: what comes after all that are given, if the model reads histories
+        and the events are there; otherwise the last that is given."""
+        there = given.examples if isinstance(given, ClientFile) else given
+        if isinstance(there, ClientStore) and self._histories_of(there):
+            wanted = {name for name in there.columns if name in self.setting.columns}
+            return next_examples(there.select(sorted(wanted)), self._histories_of(there))
+        return self._read_by_model(given)
+
+    def _histories_of(self, examples: ClientStore) -> dict[str, History]:
+        """The histories that can be made of these examples."""
+        known = self.setting.histories.items()
+        return {name: history for name, history in known if history.of in examples.columns}
+
+    @property
+    def table_columns(self) -> tuple[str, ...]:
+        """The model's columns that a client's table has: not the histories, which are made of others."""
+        return tuple(name for name in self.setting.columns if name not in self.setting.histories)
 
     def check_local(self, local: Mapping[str, Any]) -> None:
         """Raise `UserError` if the local part does not have the paths and shapes of the model's."""
@@ -137,24 +246,44 @@ class Personal:
                 f"another model. Rebuild it for this one (`partwise personalize`)"
             )
 
+    def find_local(self, local: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The local part: what `personalize` returned, or the file that has it, if it belongs to this model. None
+        is enough for a model without a local part."""
+        paths = self.setting.partition.local_paths
+        if local is None and paths:
+            raise UserError(
+                f"this model has a local part ({', '.join(paths)}), without which it predicts nothing: rebuild the "
+                f"client's with `partwise personalize`, and give the file with --local (local=...)"
+            )
+        found = local if isinstance(local, Mapping) else load_local(local) if local is not None else {}
+        self.check_local(found)
+        return found if local is None or isinstance(local, Mapping) else load_local(local, self.digest)
+
     def _message(self, examples: ClientStore) -> bytes:
         """The message that a client would be sent, made from the model at hand."""
         partition = self.setting.partition
         return send(partition, self.params, self.device.ask_whole(examples).keys, self.rng)
 
-    def columns_in(self, path: str | Path) -> tuple[str, ...]:
-        """The model's columns that a file has: the key columns, which it must have, and other columns that
-        can be read."""
-        others = [name for name in self.setting.columns if name not in self.vocabularies]
-        there = readable(path, [self.names[name] for name in others], self.dialect)
-        return tuple(n for n in self.setting.columns if n in self.vocabularies or self.names[n] in there)
+    def columns_in(self, path: str | Path, but: str = "") -> tuple[str, ...]:
+        """The model's columns that a file has: the key columns, which it must have (`but` need not be there), and
+        other columns that can be read."""
+        made_of = {each.of for each in self.setting.histories.values()}
+        but = "" if but in made_of else but
+        must = [name for name in self.table_columns if name in self.vocabularies and name != but]
+        others = [name for name in self.table_columns if name not in must]
+        there = readable(
+            path, [self.names[name] for name in others], self.dialect, [self.names.get(but, but)]
+        )
+        return tuple(n for n in self.table_columns if n in must or self.names[n] in there)
 
     def read(self, path: str | Path, columns: Sequence[str], client_id: str | None = None) -> ClientFile:
         """Read one client's table (CSV, Parquet, Arrow), with the ids of the source of the training data.
 
         Args:
             path: The file.
-            columns: The columns to read, by their names in the model: ("item", "rating").
+            columns: The columns to read, by their names in the model: ("item", "rating"). Rows of a model of
+                histories must be in the order of time, unless the training data had a column of times that the
+                file has too.
             client_id: Which client's rows to take, if the table has several clients.
 
         Returns:
@@ -174,12 +303,26 @@ class Personal:
             None if self.client_column in self.names.values() else self.client_column,
             self.dialect,
         )
-        file = read_client_file(path, form, client_id)
+        file = self._in_time(read_client_file(path, self._with_time(path, form), client_id))
         for name, count in file.unknown.items():
             if count:
                 told = f"{tell_unknown(path, name, count)} (in Python, `rows` of what was read says which are used)"
                 warnings.warn(told, RunWarning, stacklevel=2)
         return file
+
+    def _with_time(self, path: str | Path, form: Form) -> Form:
+        """The form with the column of times, if events are ordered by it and the file has it."""
+        if not (self.setting.histories and self.time and readable(path, [self.time], self.dialect)):
+            return form
+        return form._replace(names={**form.names, TIME: self.time})
+
+    def _in_time(self, file: ClientFile) -> ClientFile:
+        """The rows in the order of time, if it was read."""
+        if TIME not in file.examples.columns or not self.setting.histories:
+            return file
+        order = np.argsort(file.examples.columns[TIME], kind="stable")
+        kept = [name for name in file.examples.columns if name != TIME]
+        return file._replace(examples=file.examples.reorder(by=TIME).select(kept), rows=file.rows[order])
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
