@@ -21,6 +21,11 @@ class Lazy(NamedTuple):
     extra: str = ""  # the extra that it needs
 
 
+def is_code(name: str) -> bool:
+    """Whether a task's name is that of a user's own code: `module:function` (see `tasks.own_code`)."""
+    return ":" in name
+
+
 def find(registry: dict[str, Any], group: str, kind: str, name: str) -> Any:
     """The entry with this name, from the library or from an installed package. A package's entry is then
     added to the registry."""

@@ -125,7 +125,19 @@ def keras_model(
         return losses_of(loss, outputs, batch) + weight(batch) * (penalty + following(values, moved))
 
     predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
-    return Model(init, predict, loss, metrics, weight, training)
+    return Model(
+        init, predict, loss, metrics, weight, training, lambda values: _with(build, whole, paths, values)
+    )
+
+
+def _with(
+    build: Callable[..., Any], sizes: Mapping[str, int], paths: list[str], values: Mapping[str, Any]
+) -> Any:
+    """A new Keras model with these weights."""
+    model = _call(build, sizes)
+    for path, weight in zip(paths, model.weights, strict=True):
+        weight.assign(values[path])
+    return model
 
 
 def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:

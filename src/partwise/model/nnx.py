@@ -67,6 +67,7 @@ def nnx_model(
     """
     fixed, metrics = check_statistics(statistics), check_functions(loss, metrics, weight, inputs, train_loss)
     ready = isinstance(module, nnx.Module)
+    start: Any = nnx.clone(module) if ready else None
     template: Any = nnx.clone(module) if ready else _made(module)
     for _, part in nnx.iter_modules(template):
         if isinstance(part, nnx.BatchNorm):
@@ -105,7 +106,17 @@ def nnx_model(
         return losses + weight(batch) * following(tree.flatten(values), moved) if moved else losses
 
     differs = train_loss or jax.tree_util.tree_leaves((keys, nnx.state(template, nnx.BatchStat)))
-    return Model(init, predict, loss, metrics, weight, training if differs else None)
+    make = lambda values: _with(nnx.clone(start) if ready else module(nnx.Rngs(0)), values)
+    return Model(init, predict, loss, metrics, weight, training if differs else None, make)
+
+
+def _with(module: Any, values: Any) -> Any:
+    """The module with these values, for use."""
+    state = nnx.state(module, LEARNED)
+    nnx.replace_by_pure_dict(state, values)
+    nnx.update(module, state)
+    module.eval()
+    return module
 
 
 LEARNED = nnx.Any(nnx.Param, nnx.BatchStat)

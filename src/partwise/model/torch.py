@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from partwise.model.adapt import (
     Inputs,
@@ -88,7 +89,16 @@ def torch_model(
         return losses_of(loss, outputs, batch) + weight(batch) * following(values, moved)
 
     predict = lambda values, batch, rng: call(values, batch, rng, False)[0]
-    return Model(lambda rng: begin_at(start), predict, loss, metrics, weight, training)
+    make = lambda values: _with(module, values)
+    return Model(lambda rng: begin_at(start), predict, loss, metrics, weight, training, make)
+
+
+def _with(module: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of the module with these values, for use."""
+    state = {path.replace("/", "."): torch.from_numpy(np.array(leaf)) for path, leaf in values.items()}
+    own = copy.deepcopy(module).eval()
+    own.load_state_dict(state, strict=False)  # constants stay, and tied weights come once
+    return own
 
 
 def _check_module(module: Any, loss: Any) -> None:

@@ -76,10 +76,13 @@ class Rows(NamedTuple):
     owners: np.ndarray  # the place of a row's client among the ids
 
 
-def readable(path: str | Path, names: Sequence[str], dialect: Mapping[str, Any]) -> list[str]:
-    """Return those of the columns `names` (columns of numbers) that a file has and that can be read."""
+def readable(
+    path: str | Path, names: Sequence[str], dialect: Mapping[str, Any], ids: Sequence[str] = ()
+) -> list[str]:
+    """Return those of the columns `names` that a file has and that can be read, as numbers unless they are among
+    `ids`."""
     table = _opened(path, dialect)
-    return [name for name in names if name in table.names and _can_be_read(table, name)]
+    return [name for name in names if name in table.names and (name in ids or _can_be_read(table, name))]
 
 
 def _opened(path: str | Path, dialect: Mapping[str, Any]) -> AnyTable:

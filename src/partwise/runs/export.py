@@ -2,7 +2,8 @@
 system.
 
 The folder has the parameters (model.safetensors), the prediction as a program (model.stablehlo, model.onnx),
-what goes in and comes out (model.json), the source ids of keys (ids.json) and a script that runs it (run.py).
+what goes in and comes out (model.json), the source ids of keys (ids.json) and a script that runs it (run.py). With
+the format "numpy" there is no program: model.npz has the parameters for whoever writes the prediction anew.
 """
 
 from __future__ import annotations
@@ -16,15 +17,21 @@ from typing import Any
 
 from partwise.checkpoint import digest_of, load_json, read_file, save_arrays, save_json, write_file
 from partwise.runs.onnx_program import to_onnx
-from partwise.runs.personal import Personal, load_local
-from partwise.runs.program import PLATFORMS, Program, Stages, program_of, to_stablehlo
+from partwise.runs.personal import Personal
+from partwise.runs.program import PLATFORMS, Program, Stages, program_of, to_numpy, to_stablehlo
 from partwise.runs.versions import versions
+from partwise.tasks import Setting, Task
 from partwise.types import UserError, unknown
 
 KIND = "personal model"  # in the headers
-FORMATS: Mapping[str, Callable[[Program, int | None], Stages]] = {"stablehlo": to_stablehlo, "onnx": to_onnx}
+FORMATS: Mapping[str, Callable[[Program, int | None], Stages]] = {
+    "stablehlo": to_stablehlo,
+    "onnx": to_onnx,
+    "numpy": to_numpy,
+}
+FILE_OF = {name: f"model.{'npz' if name == 'numpy' else name}" for name in FORMATS}
 SCRIPT = Path(__file__).with_name("run_exported.py")
-FILES = ("model.safetensors", "model.json", "ids.json", "run.py", *(f"model.{name}" for name in FORMATS))
+FILES = ("model.safetensors", "model.json", "ids.json", "run.py", *FILE_OF.values())
 PRIVATE = 0o600  # for what holds the local part
 
 
@@ -34,6 +41,7 @@ def export(
     local: str | Path | Mapping[str, Any] | None = None,
     rows: int | None = None,
     formats: Sequence[str] = ("stablehlo",),
+    task: Setting | Task | str | None = None,
 ) -> dict[str, Any]:
     """Write the personal model of one client to a folder. The training data is not needed.
 
@@ -43,7 +51,8 @@ def export(
         local: The client's local part: the file that `partwise personalize` wrote, or what
             `Personal.personalize` returned. A model without local parameters needs none.
         rows: The number of rows that the program takes at once. By default any number, if the model allows it.
-        formats: Of "stablehlo" (with a script, run.py) and "onnx".
+        formats: Of "stablehlo" (with a script, run.py), "onnx" and "numpy" (the parameters alone, as .npz).
+        task: What the run was made of, unless it is a named task: see `Personal.open`.
 
     Returns:
         The content of model.json.
@@ -51,9 +60,9 @@ def export(
     _check(formats, rows)
     out = Path(out).resolve()
     _check_free(out)
-    personal = run if isinstance(run, Personal) else Personal.open(run)
-    program = program_of(personal, _local(personal, local))
-    staged = {f"model.{name}": FORMATS[name](program, rows) for name in dict.fromkeys(formats)}
+    personal = run if isinstance(run, Personal) else Personal.open(run, task)
+    program = program_of(personal, personal.find_local(local))
+    staged = {FILE_OF[name]: FORMATS[name](program, rows) for name in dict.fromkeys(formats)}
     about = _about(personal, program, staged)
     with _whole(out) as folder:
         _write(folder, personal, program, staged, about)
@@ -85,19 +94,6 @@ def _is_export(folder: Path) -> bool:
         return load_json(folder / "model.json").get("kind") == KIND
     except UserError:
         return False
-
-
-def _local(personal: Personal, local: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The local part, if it belongs to this model."""
-    paths = personal.setting.partition.local_paths
-    if local is None and paths:
-        raise UserError(
-            f"this model has a local part ({', '.join(paths)}), without which it predicts nothing: rebuild the "
-            f"client's with `partwise personalize`, and give the file with --local (local=...)"
-        )
-    found = local if isinstance(local, Mapping) else load_local(local) if local is not None else {}
-    personal.check_local(found)
-    return found if local is None or isinstance(local, Mapping) else load_local(local, personal.digest)
 
 
 def _about(personal: Personal, program: Program, staged: Mapping[str, Stages]) -> dict[str, Any]:

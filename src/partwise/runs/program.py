@@ -6,6 +6,7 @@ tables. It takes the parameters beside the columns, so the program holds no valu
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -161,6 +162,14 @@ def to_stablehlo(program: Program, rows: int | None = None) -> Stages:
         data = bytes(staged.serialize())
     output = staged.out_avals[0]
     return Stages(data, fixed, jax.ShapeDtypeStruct(output.shape[1:], output.dtype))
+
+
+def to_numpy(program: Program, rows: int | None = None) -> Stages:
+    """The parameters as NumPy's own archive (.npz), which needs no other package. There is no program in it."""
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **{path: np.asarray(leaf) for path, leaf in program.params.items()})
+    output = _staged(program, rows or FIXED_ROWS, ("cpu",)).out_avals[0]
+    return Stages(file.getvalue(), None, jax.ShapeDtypeStruct(output.shape[1:], output.dtype))
 
 
 @contextmanager

@@ -18,19 +18,25 @@ from partwise.algorithms.registry import (
 )
 from partwise.config.options import explain_options, read_options
 from partwise.config.private_settings import CORRELATED
+from partwise.config.schedules import spans_rounds
+from partwise.config.schedules import written as as_values
 from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import PARTS, differences, fingerprint
 from partwise.runs.folder import MAY_CHANGE, Folder
 from partwise.runs.heat_counts import with_counts
+from partwise.runs.trust import check_own
 from partwise.tasks import (
     Entry,
+    Setting,
     Task,
     algorithm_of,
     data_options,
     find_task,
     fitting,
+    is_code,
     is_named,
+    keyword_options,
     load_task,
     with_preset,
 )
@@ -80,6 +86,9 @@ def _resolved(
     given = without_foreign(fitting(recorded or {}, changes), algorithm) | written
     before = fitting(settings_for(task.defaults, algorithm), given)
     usual, config = configuration(name, before), configuration(name, before | given)
+    config = config.changed(
+        as_values({key: given[key] for key in given if callable(given[key])}, config.rounds)
+    )
     config = dataclasses.replace(config, data=dict(task.loaded))
     entry = find_algorithm(algorithm)
     check_effects(task, config, entry, usual, changes)
@@ -140,7 +149,7 @@ def resumed(
             f"the run in '{folder.path}' is of task '{saved.task}', not '{name}': leave the task out to go on "
             f"with it, or begin another run in another folder"
         )
-    loaded, config = with_counts(*reopened(folder, data, changes, task if isinstance(task, Task) else None))
+    loaded, config = with_counts(*reopened(folder, data, changes, task))
     if preset is not None:
         own = with_preset(loaded, preset).defaults
         options = {f"data.{name}": value for name, value in data_options(own).items()}
@@ -152,14 +161,15 @@ def resumed(
 
 
 def reopened(
-    folder: Folder, data: str | None, changes: Mapping[str, Any], task: Task | None = None
+    folder: Folder, data: str | None, changes: Mapping[str, Any], task: str | Task | None = None
 ) -> tuple[Task, Config]:
     """The task and configuration of a recorded run, with changes, for an evaluation, which needs no heat; its data
-    may have moved to `data`."""
+    may have moved to `data`. `task` is as in `settings_of`."""
     saved = folder.config()
-    if task is None:
-        entry_of(saved.task)
-    loaded, config = _resolved(task or saved.task, data, changes, recorded=saved.flat())
+    if not isinstance(task, Task):
+        name = _named(folder, saved, task)
+        task = name if name == saved.task else _by_other_name(folder, saved, name, data)
+    loaded, config = _resolved(task, data, changes, recorded=saved.flat())
     for name, ids in folder.source().vocabularies.items():
         if not np.array_equal(ids, loaded.train.vocabularies.get(name, ())):
             raise UserError(
@@ -205,18 +215,62 @@ def as_trained(folder: Folder, task: Task) -> Task:
     are not computed again."""
     if not is_named(task.name):
         return task
-    personal, stateful = entry_of(task.name).settings(**folder.model_options())
+    personal, stateful = find_task(task.name).settings(**folder.model_options())
     return task._replace(personal=personal, stateful=stateful if task.stateful else None)
 
 
 def entry_of(name: str) -> Entry:
-    """The entry of a run's named task."""
-    if not is_named(name):
+    """The entry of a task that a server offers. Code that it names is not run."""
+    if is_code(name):
         raise UserError(
-            f"the run's task '{name}' is not a named one, so its folder alone cannot rebuild it: use the Run "
-            f"that train() returned, or give the task a name by an entry point (docs/adding.md)"
+            f"the task '{name}' is code of one machine, and devices do not run code that a server names: over a "
+            f"network, give the task a name by an entry point of a package (docs/adding.md)"
         )
     return find_task(name)
+
+
+def _by_other_name(folder: Folder, saved: Config, name: str, data: str | None) -> Task:
+    """The task of a run that was made of a Task, or whose code has moved."""
+    known = keyword_options(find_task(name).load)
+    options = {key: value for key, value in saved.data.items() if key in known}
+    task = load_task(name, data or saved.data.get("path"), **options)
+    return task._replace(name=saved.task, options=folder.model_options())
+
+
+def settings_of(folder: Folder, task: str | Task | Setting | None = None) -> tuple[Setting, Setting | None]:
+    """The settings of the run in a folder, without its data if the task can do that.
+
+    Args:
+        folder: The run's folder.
+        task: What the run was made of: its Task or its setting; the name of its task, or of a function that makes
+            it; or None for the name that the folder says.
+    """
+    if isinstance(task, Setting):
+        return task, None
+    if isinstance(task, Task):
+        return task.personal, task.stateful
+    saved, options = folder.config(), folder.model_options()
+    name = _named(folder, saved, task)
+    entry = find_task(name)
+    if name != saved.task:  # of a run that was made of a Task, and not by this name
+        known = keyword_options(entry.load)
+        options = {key: value for key, value in options.items() if key in known}
+    return entry.settings(**options)
+
+
+def _named(folder: Folder, saved: Config, task: str | None) -> str:
+    """The name by which a run's task is found: what the user says, or what the folder says, if it may."""
+    if task is not None:
+        return task
+    if is_code(saved.task):
+        check_own(folder.path, saved.task, folder.begun())
+    elif not is_named(saved.task):
+        raise UserError(
+            f"the run in '{folder.path}' is of a task '{saved.task}' that was made in Python, so its folder alone "
+            f"cannot rebuild it: name the function that makes it, --task MODULE:FUNCTION, or in Python give the "
+            f"Task or its setting, as in Personal.open(folder, setting) (docs/reopening.md)"
+        )
+    return saved.task
 
 
 def _check_same(folder: Folder, saved: Config, config: Config) -> None:
@@ -227,12 +281,12 @@ def _check_same(folder: Folder, saved: Config, config: Config) -> None:
         told = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
         raise UserError(
             f"a resumed run keeps its configuration, and in '{folder.path}' {told}: only the number of rounds may "
-            f"be changed (--rounds, rounds=), and its patience"
+            f"be changed (--rounds, rounds=), its patience, and when it stops (stop.*)"
         )
 
 
 def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
-    done, fixed = folder.rounds_done(), saved.server.schedule != "constant"
+    done, fixed = folder.rounds_done(), spans_rounds(saved)
     if config.rounds < done:
         larger = "" if fixed else ", or give a larger one"
         raise UserError(
@@ -241,8 +295,9 @@ def _check_rounds(folder: Folder, saved: Config, config: Config) -> None:
         )
     if config.rounds != saved.rounds and fixed:
         raise UserError(
-            f"the rate of this run falls over its {saved.rounds} rounds, so it can be made neither longer nor "
-            f"shorter ({config.rounds} were asked for): leave the number out, or begin another run"
+            f"the rate of this run changes over its {saved.rounds} rounds ({', '.join(fixed)}), so it can be made "
+            f"neither longer nor shorter ({config.rounds} were asked for): leave the number out, or begin another "
+            f"run"
         )
     part = saved.privacy
     if config.rounds != saved.rounds and part.clip is not None:
