@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from safetensors.numpy import save
 
@@ -36,7 +35,7 @@ DTYPES = {  # arrays are stored in a file in this order of types
     "F32": "float32",
     "U32": "uint32",
     "I32": "int32",
-    "BF16": "bfloat16",
+    "BF16": ml_dtypes.bfloat16.__name__,  # numpy knows the name from there
     "F16": "float16",
     "U16": "uint16",
     "I16": "int16",
@@ -44,6 +43,7 @@ DTYPES = {  # arrays are stored in a file in this order of types
     "U8": "uint8",
     "BOOL": "bool",
 }
+ALIGNED = 64  # bytes: where XLA's arrays on a CPU begin
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
 # What reading a header may raise if the file is damaged or has another format.
 FAULTS = (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
@@ -115,10 +115,11 @@ def _header_length(begin: bytes, size: int, longest: int = LONGEST_HEADER) -> in
 def _read_places(text: bytes, size: int) -> tuple[dict[str, _Place], dict[str, Any]]:
     """The positions of the arrays, which must fill the `size` bytes after the header, and the header's
     content."""
+
     told = json.loads(text)
     metadata, places, end = told.pop("__metadata__", {}), {}, 0
     for name, each in sorted(told.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, dtype, shape = end, jnp.dtype(DTYPES[each["dtype"]]), tuple(each["shape"])
+        begin, dtype, shape = end, np.dtype(DTYPES[each["dtype"]]), tuple(each["shape"])
         natural = all(type(number) is int and number >= 0 for number in (*each["data_offsets"], *shape))
         end = begin + math.prod(shape) * dtype.itemsize
         if not natural or each["data_offsets"] != [begin, end]:
@@ -238,10 +239,21 @@ def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and header of a file. Errors name the file. The arrays are views of one buffer, which stays in
     memory as long as one of them is used."""
     with _reading(path) as file:
-        data = np.empty(os.fstat(file.fileno()).st_size, np.uint8)
+        data = _room(file, os.fstat(file.fileno()).st_size)
         arrays, header = _unpack(data[: file.readinto(data)])
         _check_seal(header.pop(SEAL, None), digest_of(arrays, header))
         return arrays, header
+
+
+def _room(file: Any, size: int) -> np.ndarray:
+    """Memory for a file, such that its largest array lies where JAX can use it without a copy."""
+    first = 8 + _header_length(file.read(8), size)
+    places, _ = _read_places(file.read(first - 8), size - first)
+    file.seek(0)
+    largest = max(places.values(), key=lambda place: place.end - place.begin, default=None)
+    data = np.empty(size + ALIGNED, np.uint8)
+    skip = -(data.ctypes.data + first + (largest.begin if largest else 0)) % ALIGNED
+    return data[skip : skip + size]
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -329,17 +341,23 @@ def load_text(path: Path) -> str:
 def save_tree(path: Path, tree: Any, header: Mapping[str, Any]) -> None:
     """Save any pytree of arrays, with its leaves by number. The whole state of the server is saved here and
     loaded by `load_tree`. Tables on several machines will be too."""
-    leaves = jax.tree_util.tree_leaves(tree)
+    from jax.tree_util import (
+        tree_leaves,  # here, so that those who only read a run's files need not wait for it
+    )
+
+    leaves = tree_leaves(tree)
     save_arrays(path, {f"{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}, header)
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
     """Load a tree that `save_tree` wrote. It has the structure and shapes of `like`."""
+    from jax.tree_util import tree_flatten, tree_unflatten
+
     arrays, header = load_arrays(path)
-    leaves, treedef = jax.tree_util.tree_flatten(like)
+    leaves, treedef = tree_flatten(like)
     found = [arrays.get(f"{i:05d}") for i in range(len(leaves))]
     if len(arrays) != len(leaves) or any(
         a is None or a.shape != b.shape or a.dtype != b.dtype for a, b in zip(found, leaves, strict=True)
     ):
         raise UserError(f"'{path}' was written by a run with other parameters; start a new run folder")
-    return jax.tree_util.tree_unflatten(treedef, found), header
+    return tree_unflatten(treedef, found), header

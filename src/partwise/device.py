@@ -114,8 +114,8 @@ class Device:
         self.algorithm, self._sealing = algorithm, sealing
         self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         self._contribute = jax.jit(
-            lambda kept, given, public: contribute(
-                algorithm, self._client(given)._replace(kept=kept, public=public)
+            lambda kept, given, public, number: contribute(
+                algorithm, self._client(given)._replace(kept=kept, public=public, round=number)
             )
         )
         self._personalize = jax.jit(self._personalized)
@@ -170,7 +170,9 @@ class Device:
         asked = asked or self.ask(examples)
         sent = self._read(message, asked)
         given = self._with(sent, examples, asked)
-        done = self._contribute(self._before(kept, given.tables), given, dict(sent.public))
+        done = self._contribute(
+            self._before(kept, given.tables), given, dict(sent.public), np.int32(sent.about.version)
+        )
         mine = lambda leaves: {path: self._own_rows(path, leaf, asked) for path, leaf in leaves.items()}
         rows = done.sent._replace(update=mine(done.sent.update))
         belongs = task or sent.about

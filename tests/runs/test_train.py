@@ -118,7 +118,7 @@ def test_a_resumed_run_keeps_its_configuration(whole):
 def test_a_falling_rate_cannot_be_made_longer(tmp_path):
     changes = {**SMALL, "server.schedule": "cosine", "rounds": 2}
     train("planted", out=tmp_path / "run", changes=changes)
-    with pytest.raises(UserError, match="falls over its 2 rounds"):
+    with pytest.raises(UserError, match="changes over its 2 rounds"):
         train("planted", out=tmp_path / "run", resume=True, rounds=4)
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
-
-import optax
+from typing import Any, Literal
 
 from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
+from partwise.config.schedules import make_schedule_of_rate
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -42,7 +41,9 @@ def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
 
 def make_schedule(config: Config) -> Schedule:
     """How long a client trains shared and keyed parts."""
-    return Schedule(config.update.batch_size, config.update.epochs, config.update.max_steps)
+    part = config.update
+    one_of("update.begin", part.begin, ("first", "random"))
+    return Schedule(part.batch_size, part.epochs, part.max_steps, part.begin == "random")
 
 
 def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Reconstruct:
@@ -53,7 +54,7 @@ def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Re
         return reconstruct.by_solving(rates["pull"])
     if part.method == "skip":
         return reconstruct.skip()
-    optimizer = make_client_optimizer(part.optimizer, rates["reconstruct"])
+    optimizer = make_scheduled(config, rates, "reconstruct")
     schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
     return reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
 
@@ -64,7 +65,7 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     one_of("update.method", part.method, ("steps", "solve"))
     if part.method == "solve":
         return update.by_solving(part.pull)
-    optimizer = make_client_optimizer(part.optimizer, rates["update"])
+    optimizer = make_scheduled(config, rates, "update")
     return update.by_steps(make_schedule(config), optimizer, part.joint)
 
 
@@ -81,9 +82,11 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """The split function that the configuration names."""
-    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "none"))
+    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "last", "none"))
     if part.kind == "alternate":
         return split.alternate(part.batch_size)
+    if part.kind == "last":
+        return split.last(part.count)
     return split.halves(part.percent) if part.kind == "halves" else split.none()
 
 
@@ -108,12 +111,25 @@ def make_client_optimizer(name: str, rate: Any) -> Any:
     return rate if name == "sgd" else optimizer.transform
 
 
+def make_scheduled(
+    config: Config, rates: Mapping[str, Any], section: Literal["update", "reconstruct"]
+) -> Any:
+    """A section's client optimizer; if its rate has a schedule, a function of the round that gives it. Without a
+    round, as in an evaluation, the rate is as it is."""
+    part, rate = getattr(config, section), rates[section]
+    factor = make_schedule_of_rate(f"{section}.schedule", part.schedule, config.rounds)
+    if factor is None:
+        return make_client_optimizer(part.optimizer, rate)
+    at = lambda number: rate if number is None else rate * factor(number)
+    return lambda number: make_client_optimizer(part.optimizer, at(number))
+
+
 def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOptimizer:
     """The server's optimizer with its schedule."""
-    one_of("server.schedule", config.server.schedule, ("constant", "cosine"))
     rate = rates["server"]
-    if config.server.schedule == "cosine":
-        rate = optax.cosine_decay_schedule(rate, max(config.rounds, 1))
+    factor = make_schedule_of_rate("server.schedule", config.server.schedule, config.rounds)
+    if factor is not None:
+        rate = lambda count, rate=rate: rate * factor(count)
     return make_optimizer(config.server.optimizer, rate, **config.server.settings)
 
 

@@ -12,6 +12,10 @@ LARGEST = 1e30  # the largest rate: far beyond practical use, and still a float3
 LARGEST_BATCH = 100_000  # examples side by side on a client; more than any has, and little memory
 MOST_ROUNDS = 10**8
 MOST_EPOCHS, MOST_STEPS = 10_000, 10**8  # their products are still counted in 32 bits
+SCHEDULE = (
+    "constant, cosine[:END], linear[:END], polynomial:POWER[:END], exponential:FACTOR, warmup:ROUNDS, "
+    "warmup_cosine:ROUNDS[:END], piecewise:ROUND=FACTOR,..."
+)
 MOMENT, LONGEST = 0.001, 10**8  # seconds
 
 
@@ -45,10 +49,12 @@ class SplitConfig:
 
     kind: str = setting(
         "alternate",
-        "support and query: alternate (batches), halves (first percent, rest), none; evaluation also: same",
+        "support and query: alternate (batches), halves (first percent, rest), last (all but the last count, "
+        "these), none; evaluation also: same",
     )
     batch_size: int = setting(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
     percent: int = setting(50, "share of the examples that is support (halves)", 1, 99)
+    count: int = setting(1, "examples at the end that are query (last)", 1, 10**6)
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class ReconstructConfig:
     method: str = setting("steps", "how the local part is rebuilt: steps, solve (closed form), skip")
     optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = setting(0.1, "learning rate of the local part", 0, LARGEST)
+    schedule: str = setting("constant", "the rate over the rounds of training, as server.schedule")
     epochs: int | None = setting(
         5, "passes over the support set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
     )
@@ -73,11 +80,15 @@ class UpdateConfig:
     method: str = setting("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
     optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = setting(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
+    schedule: str = setting("constant", "the rate over the rounds, as server.schedule")
     epochs: int | None = setting(
         1, "passes over the query set at most; none: as many as max_steps allow", 0, MOST_EPOCHS
     )
     max_steps: int | None = setting(50, "batches at most; none: no limit", 0, MOST_STEPS)
     batch_size: int = setting(5, "examples in a batch", 1, LARGEST_BATCH)
+    begin: str = setting(
+        "first", "with which of its batches a client begins: first, or random in every round"
+    )
     joint: bool = setting(False, "train the local part along")
     pull: float = setting(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
 
@@ -119,7 +130,7 @@ class ServerConfig:
         "its own settings are server.settings.NAME",
     )
     rate: float = setting(1.0, "the server's learning rate", 0, LARGEST)
-    schedule: str = setting("constant", "the rate stays (constant) or falls to zero over the rounds (cosine)")
+    schedule: str = setting("constant", f"the rate over the rounds: {SCHEDULE}")
     weighting: str = setting("examples", "what a client weighs: examples (of its query set), uniform")
     mean: str = setting(
         "cohort",
@@ -160,6 +171,31 @@ class SimulationConfig:
         "rounds that may go wrong (most updates not finite, or the loss exploded) before a run stops; 0: no end",
         0,
         MOST_ROUNDS,
+    )
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """When a run ends before its last round (see runs.stopping)."""
+
+    metric: str = setting(
+        "",
+        "a metric of the validation clients, as rmse or over_clients.rmse.p95: the run ends when it gets no "
+        "better; empty: it does not",
+    )
+    patience: int = setting(5, "evaluations that the metric may get no better", 1, MOST_ROUNDS)
+    difference: float = setting(0.0, "by how much it must be better than the best to count", 0, LARGEST)
+    seconds: float | None = setting(
+        None, "seconds that the run may take, with all that it was resumed; none: no limit", MOMENT, LONGEST
+    )
+
+
+@dataclass(frozen=True)
+class KeepConfig:
+    """What is kept of a run beside its last model (see runs.keeping)."""
+
+    best: str = setting(
+        "", "a metric of the validation clients: the model with the best is kept too; empty: none"
     )
 
 

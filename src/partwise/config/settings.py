@@ -25,12 +25,14 @@ from partwise.config.sections import (
     DeployConfig,
     EvaluationConfig,
     FineTuneConfig,
+    KeepConfig,
     PrivacyConfig,
     ReconstructConfig,
     ServerConfig,
     ServingConfig,
     SimulationConfig,
     SplitConfig,
+    StopConfig,
     UpdateConfig,
     setting,
 )
@@ -53,10 +55,14 @@ class Own(NamedTuple):
         return found
 
 
+# Settings that came after version 0.1. Runs of that version do not name them; they have the values that these have
+# if nobody says otherwise.
+LATER = ("update.schedule", "reconstruct.schedule", "stop.", "keep.", "update.begin", "split.count")
+LATER += ("evaluation_split.count",)
 SELECT = (
-    "keys that a client asks for: own, all, or a number of keys as in top:1000 (sample, sample_top, random, same); "
-    "of device classes with their shares: top:1000@0.8,100@0.2. Unsaid: own, or all where the loss looks at the "
-    "whole slice"
+    "keys that a client asks for: own, all, or a number of keys as in top:1000 (sample, sample_top, random, same; "
+    "with_random: own ones and so many others); of device classes with their shares: top:1000@0.8,100@0.2. Unsaid: "
+    "own, or all where the loss looks at the whole slice"
 )
 UNSAID = {"SPACE": "own or all"}  # for a key space that is not in `select`
 
@@ -88,6 +94,8 @@ class Config:
     select: Mapping[str, str] = field(default_factory=dict, metadata={"meaning": SELECT})
     serving: ServingConfig = field(default_factory=ServingConfig)
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    stop: StopConfig = field(default_factory=StopConfig)
+    keep: KeepConfig = field(default_factory=KeepConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     deploy: DeployConfig = field(default_factory=DeployConfig)
     own: Mapping[str, Any] = field(default_factory=dict)
@@ -286,7 +294,9 @@ def _dotted(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 def is_record(settings: Mapping[str, Any]) -> bool:
     """Whether these dotted keys are a whole configuration, like a run's config.toml, and not only some
     settings that a user wrote."""
-    return {name for name in Config().flat() if name != "task"} <= set(settings)
+    return {name for name in Config().flat() if name != "task" and not name.startswith(LATER)} <= set(
+        settings
+    )
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ It is read only if it is as it was written."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -15,12 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.registry import recorded
 from partwise.checkpoint import (
     load_arrays,
     load_json,
     load_text,
     load_tree,
+    read_header,
     remove_temporary_files,
     save_arrays,
     save_json,
@@ -28,25 +29,39 @@ from partwise.checkpoint import (
     save_tree,
     write_file,
 )
+from partwise.config.settings import LATER as LATER_SETTINGS
 from partwise.config.settings import Config, read_toml
+from partwise.plugins import is_code
 from partwise.runs import lock, records
 from partwise.runs.client_file import Source
 from partwise.runs.document import to_plain
+from partwise.runs.trust import SIGNED, sign
 from partwise.types import RunWarning, UserError
 
 KEEP_CHECKPOINTS = 2
 MOST_RUNS = 10  # named in one message
-MAY_CHANGE = ("rounds", "data.path", "simulation.patience")  # when a run continues
+MAY_CHANGE = (  # when a run continues
+    "rounds",
+    "data.path",
+    "simulation.patience",
+    "stop.metric",
+    "stop.patience",
+    "stop.difference",
+    "stop.seconds",
+)
+LAST, BEST = "model.safetensors", "best.safetensors"  # the models of a run
+CLOCK = "clock.json"  # the seconds that a run with a budget of them has taken
 AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
-LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", "summary.json")
+LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", BEST, CLOCK, "summary.json")
 
 
 def identity(config: Config, begun: Mapping[str, Any]) -> str:
     """A digest of the run: its data and its settings, without how rounds are run and without what may change
     when the run continues. Every file of the folder contains it, so that files of another run are not used by
     mistake."""
+    usual = {key: value for key, value in Config().flat().items() if key.startswith(LATER_SETTINGS)}
     plain = lambda key: key not in MAY_CHANGE and not key.startswith(("simulation.", "deploy."))
-    settings = {key: value for key, value in config.flat().items() if plain(key)}
+    settings = {key: value for key, value in config.flat().items() if plain(key) and usual.get(key) != value}
     told = json.dumps([to_plain(settings), to_plain(begun.get("data"))], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:32]
 
@@ -70,7 +85,7 @@ class Saved(NamedTuple):
 
 class Folder:
     """The files of a run: config.toml, start.json, model.json, vocabularies.json, metrics.jsonl,
-    checkpoints/, model.safetensors, summary.json."""
+    checkpoints/, model.safetensors, summary.json, and best.safetensors if a best model is kept."""
 
     def __init__(self, path: str | Path):
         self.path = lock.check_place(path)
@@ -119,7 +134,9 @@ class Folder:
             "types": dict(source.types),
         }
         save_json(self.path / "vocabularies.json", told)
-        save_json(self.path / "start.json", to_plain({**begun, "run": identity(config, begun)}))
+        run = identity(config, begun)
+        signed = {SIGNED: sign(run)} if is_code(config.task) else {}
+        save_json(self.path / "start.json", to_plain({**begun, "run": run, **signed}))
         self.save_config(config)
 
     def save_config(self, config: Config) -> None:
@@ -129,7 +146,7 @@ class Folder:
     def discard(self) -> None:
         """Remove a run without results. Other files in the folder stay."""
         shutil.rmtree(self.path / "checkpoints", ignore_errors=True)
-        for name in (*reversed(AT_START), "metrics.jsonl"):
+        for name in (*reversed(AT_START), "metrics.jsonl", CLOCK):
             (self.path / name).unlink(missing_ok=True)
 
     def exists(self) -> bool:
@@ -138,6 +155,18 @@ class Folder:
 
     def config(self) -> Config:
         """The configuration of the run in this folder."""
+        from partwise.algorithms.registry import recorded  # here, as it brings all of JAX
+
+        config = recorded(self.settings())
+        if identity(config, self.begun()) != self.run:
+            raise UserError(
+                f"'{self.path / 'config.toml'}' is of another run than the rest of the folder: put the run's own "
+                f"file back, or train again in another folder"
+            )
+        return config
+
+    def settings(self) -> dict[str, Any]:
+        """What config.toml says, as dotted keys."""
         path = self.path / "config.toml"
         if not self.exists():
             raise UserError(
@@ -150,13 +179,7 @@ class Folder:
                 f"{error}. A run keeps its configuration: put the file back as it was; --rounds and --data change "
                 f"what may be changed, and `partwise train --config` begins another run with an edited copy"
             ) from None
-        config = recorded(read_toml(path))
-        if identity(config, self.begun()) != self.run:
-            raise UserError(
-                f"'{path}' is of another run than the rest of the folder: put the run's own file back, or "
-                f"train again in another folder"
-            )
-        return config
+        return read_toml(path)
 
     def begun(self) -> dict[str, Any]:
         """What must not change when the run continues: lanes, devices, and the fingerprint of its data."""
@@ -194,14 +217,14 @@ class Folder:
 
     def rounds_done(self) -> int:
         """How many rounds need not be run again, if no file is damaged."""
-        return max(self._checkpoints(), default=0)
+        return max(self.checkpoints(), default=0)
 
     def save_checkpoint(self, state: Any, round_number: int) -> None:
         """Save the server's state after a round, when its records are on the disk. Only the last two
         checkpoints are kept."""
         records.flush_records(self.metrics)
         save_tree(self._checkpoint(round_number), state, {"round": round_number, "run": self.run})
-        for old in sorted(self._checkpoints())[:-KEEP_CHECKPOINTS]:
+        for old in sorted(self.checkpoints())[:-KEEP_CHECKPOINTS]:
             self._checkpoint(old).unlink()
 
     def checkpoint(self, round_number: int, like: Any) -> Saved:
@@ -221,7 +244,7 @@ class Folder:
         """
         sound, problems = records.how_far(self.metrics, self.run), []
         saved = None
-        for number in sorted(self._checkpoints(), reverse=True):
+        for number in sorted(self.checkpoints(), reverse=True):
             try:
                 if number > sound.rounds:
                     raise records.damaged_line(self.metrics, sound.rounds + 1, sound.problem)
@@ -242,34 +265,63 @@ class Folder:
         records.keep_first(self.metrics, saved.round if saved else 0)
         return saved
 
+    def drop_after(self, round_number: int) -> None:
+        """Remove the checkpoints after a round, so that the run goes on from an earlier one."""
+        for number in self.checkpoints():
+            if number > round_number:
+                self._checkpoint(number).unlink()
+
     def _checkpoint(self, round_number: int) -> Path:
         return self.path / "checkpoints" / f"{round_number:08d}.safetensors"
 
-    def _checkpoints(self) -> list[int]:
-        """The rounds after which the state was saved."""
+    def checkpoints(self) -> list[int]:
+        """The rounds after which the state was saved, in order."""
         names = [path.stem for path in (self.path / "checkpoints").glob("*.safetensors")]
-        return [int(name) for name in names if name.isdecimal()]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     # Results
 
-    def save_model(self, params: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    def save_model(
+        self, params: Mapping[str, Any], header: Mapping[str, Any], place: str | Path = LAST
+    ) -> None:
         """Save the server's leaves, by path."""
-        save_arrays(self.path / "model.safetensors", params, {**header, "run": self.run})
+        save_arrays(self.path / place, params, {**header, "run": self.run})
 
-    def model(self) -> dict[str, np.ndarray]:
-        """The trained leaves. Raises `UserError` if the run is not finished."""
-        path, rounds = self.path / "model.safetensors", self.config().rounds
-        arrays, header = load_arrays(path) if path.exists() else ({}, {"round": -1})
-        if header["round"] < rounds:
+    def model(self, which: str = "last") -> dict[str, np.ndarray]:
+        """The trained leaves: of the last round, or the best that the run kept. Raises `UserError` if the run is
+        not finished, or kept none."""
+        self.rounds_trained()
+        if which not in ("last", "best"):
+            raise UserError(f"the model must be last or best, not '{which}' (--model, model=)")
+        path = self.path / (LAST if which == "last" else BEST)
+        if not path.exists():
             raise UserError(
-                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
+                f"the run in '{self.path}' kept no best model: use its last one, or train with --set "
+                f"keep.best=METRIC"
             )
+        arrays, header = load_arrays(path)
         if header.get("run") != self.run:
             raise UserError(
                 f"'{path}' is the model of another run: put the run's own file back, or train again in another "
                 f"folder"
             )
         return arrays
+
+    def rounds_trained(self) -> int:
+        """The number of rounds of a finished run. It may have ended before its last round (`stop`, or a budget of
+        privacy). Raises `UserError` if the run is not finished."""
+        path, config = self.path / LAST, self.config()
+        header = read_header(path) if path.exists() else {}
+        if header.get("round", -1) < config.rounds and header.get("ended") != self.ending(config):
+            raise UserError(
+                f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
+            )
+        return header["round"]
+
+    @staticmethod
+    def ending(config: Config) -> dict[str, Any]:
+        """What decides whether a run ends before its last round. The model of a run that did says so."""
+        return dataclasses.asdict(config.stop) | {"rounds": config.rounds}
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""

@@ -59,6 +59,21 @@ def refuse_if_held(path: str | Path) -> None:
             os.close(handle)
 
 
+def has_writer(path: str | Path) -> bool:
+    """Whether a process seems to be writing to this folder, by what its lock file says. The lock is not touched, so
+    that a run that begins just now is not refused."""
+    try:
+        who = json.loads((Path(path) / FILE).read_bytes())
+        if who["host"] != socket.gethostname():
+            return True
+        os.kill(int(who["pid"]), 0)
+    except PermissionError:
+        return True
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def held(path: str | Path) -> Iterator[None]:
     """Hold the folder for this writer alone. It is created if needed, and removed again if it stays empty."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from partwise.runs.folder import Folder
@@ -29,6 +29,12 @@ class Recorder:
             self._kept += map(dict, rounds)
         for record in rounds:
             self.tally.add(record)
+
+    def iterate(self) -> Iterator[dict[str, Any]]:
+        """All rounds so far, one after the other."""
+        if self.folder is None:
+            return iter(self._kept)
+        return iterate_records(self.folder.metrics, self.folder.run) if self.tally.rounds else iter(())
 
     def records(self) -> list[dict[str, Any]]:
         """All rounds so far."""

@@ -13,11 +13,13 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partwise.runs.document import to_plain
-from partwise.server.record import Record
 from partwise.types import UserError
+
+if TYPE_CHECKING:  # so that records are read without JAX
+    from partwise.server.record import Record
 
 CHECK = b', "crc32": '
 

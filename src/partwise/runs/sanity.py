@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,12 +13,15 @@ from partwise.algorithm import init_params
 from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
 from partwise.device import Device
+from partwise.model.partition import DEFAULT
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.folder import Folder
 from partwise.runs.tally import Tally
 from partwise.server.messages import send
+from partwise.tasks.base import Setting
 from partwise.types import UserError, counted
 
+MOST_TOLD = 6  # leaves that one message names
 RATES = (
     "update.rate",
     "reconstruct.rate",
@@ -98,10 +102,27 @@ def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -
     check_finite(f"the model in '{folder.path}'", found)
 
 
+def check_fits(path: Path, setting: Setting, params: Mapping[str, Any]) -> None:
+    """Raise `UserError` if the model in a run's folder does not have the names and shapes of a setting."""
+    wanted, partition = setting.partition.server_shapes, setting.partition
+    here = {name: tuple(np.shape(leaf)) for name, leaf in params.items()}
+    lost = [name for name in wanted if name not in here and name.removeprefix(DEFAULT) not in here]
+    more = [name for name in here if name.removeprefix(DEFAULT) not in partition.roles]
+    other = [name for name, leaf in wanted.items() if here.get(name, leaf.shape) != leaf.shape]
+    told = [f"'{name}' {here[name]} in the folder and {wanted[name].shape} in the setting" for name in other]
+    told += [f"'{name}' {tuple(wanted[name].shape)} in the setting only" for name in lost]
+    if told:  # a run whose server also had the clients' part may have more leaves
+        told += [f"'{name}' {here[name]} in the folder only" for name in more]
+        raise UserError(
+            f"the model in '{path}' is another one than the setting's: {'; '.join(told[:MOST_TOLD])}"
+            f"{'; ...' if len(told) > MOST_TOLD else ''}. Give the setting, or the options, of its training"
+        )
+
+
 def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
     """Raise `UserError` with the name of the array if some value is not finite."""
     for path, array in arrays.items():
-        wrong = int(np.size(array) - np.isfinite(np.asarray(array, np.float64)).sum())
+        wrong = int(np.size(array) - np.isfinite(array).sum())
         if wrong:
             raise UserError(
                 f"{what} cannot be used: {wrong:,} of the {np.size(array):,} values of '{path}' are not finite. "

@@ -36,6 +36,7 @@ def summarize_run(
         "seconds_per_round": tally.median_seconds(),
         "test": dict(test),
         "not_finite": not_finite(test),
+        "better": better(prepared),
         "best": best_reachable(task, prepared, config),
         **left_out(tally),
         "fewer": _fewer(task),
@@ -44,6 +45,14 @@ def summarize_run(
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "device": device_words(),
         "versions": versions(),
+    }
+
+
+def better(prepared: Prepared) -> dict[str, str]:
+    """Whether lower or higher values are better, by metric."""
+    metrics = prepared.evaluated.model.metrics
+    return {name: "higher" if metric.higher_is_better else "lower" for name, metric in metrics.items()} | {
+        "loss": "lower"
     }
 
 
@@ -131,7 +140,8 @@ def past_its_best(tally: Tally) -> str:
     return (
         f"the validation loss was lowest after round {number:,} ({best:.4g}) and is {last:.4g} after round "
         f"{end:,}: the model fits its training clients ever closer, and others worse. Train for fewer rounds "
-        f"(--rounds {number}, rounds={number}), or with a smaller model or lower rates"
+        f"(--rounds {number}), end the run in time (--set stop.metric=loss), keep its best model (--set "
+        f"keep.best=loss), or use a smaller model or lower rates"
     )
 
 

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from partwise.algorithms.effects import read_of
 from partwise.algorithms.registry import find_algorithm, prepare
-from partwise.config.protection import Protection, protection
+from partwise.config.protection import protection
 from partwise.config.settings import Config
 from partwise.model.spec import check_arguments
-from partwise.runs.backends import lanes_of, make_evaluator, make_simulation
+from partwise.runs.backends import Runtime, make_evaluator, make_runtime
+from partwise.runs.callbacks import Callback, Followed, Start, check_callbacks
 from partwise.runs.client_file import source_of
+from partwise.runs.evaluation import NOT_WITH_KEPT, check_split, evaluate_run
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
+from partwise.runs.keeping import best_model, tell_best
+from partwise.runs.notebook import make_progress
+from partwise.runs.per_client import client_table, labelled
 from partwise.runs.personal import Personal
 from partwise.runs.recorder import Recorder
-from partwise.runs.records import as_record
 from partwise.runs.resolve import (
     check_resumable,
     resolve,
     resumed,
 )
-from partwise.runs.sanity import RATES, check_cohort, check_fit, check_going
+from partwise.runs.rounds import Course, OnStatus, affordable, run_rounds
+from partwise.runs.rounds import Status as Status
+from partwise.runs.rounds import silent as silent
+from partwise.runs.sanity import RATES, check_cohort, check_fit
+from partwise.runs.stopping import stops
 from partwise.runs.summary import (
     device_words,
     judged,
@@ -41,56 +50,61 @@ from partwise.runs.summary import (
 from partwise.runs.tally import Tally
 from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
-from partwise.simulation.evaluator import Evaluator
+from partwise.simulation.evaluator import KeptOf
 from partwise.simulation.mesh import use_all_cores
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 DEFAULT = "planted"  # the task that is trained if none is named
 
 
-class Status(NamedTuple):
-    """How far a run is, for a progress bar."""
+class Reopened(NamedTuple):
+    """What a run that was opened again loads when it is asked for.
 
-    round: int
-    rounds: int
-    loss: float
-    evaluation: Mapping[str, Any] | None
-    part: str = ""  # which of several trainings
+    task:     its task, with its data
+    personal: "last" or "best" -> that model for one client
+    """
 
-
-OnStatus = Callable[[Status], None]
+    task: Callable[[], Task]
+    personal: Callable[[str], Personal]
 
 
-def silent(status: Status) -> None:
-    """Show no progress."""
-
-
-def untold(text: str) -> None:
-    """Print nothing."""
-
-
-class Run(NamedTuple):
-    """A finished run: its results and its model.
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """A finished run: its results and its model. `partwise.load` opens one again.
 
     Attributes:
         config: All settings, resolved.
-        task: What was trained.
+        task: What was trained. Of a run that was opened again, it is loaded, with its data, at the first use.
         params: The server's parameters, {path: array}. Keyed leaves have one row per key. Local leaves are
             not included.
         summary: The content of summary.json: test metrics, bytes, seconds, versions.
         recorded: Where the records are.
+        best_params: The parameters of the best model, if one was kept (`keep.best`).
+        kept_of: What clients keep, if they are evaluated with it.
+        model: Which of the run's models `params` are: "last" or "best".
     """
 
     config: Config
-    task: Task
+    made_of: Task | Reopened
     params: Mapping[str, Any]
     summary: Mapping[str, Any]
     recorded: Recorder
+    best_params: Mapping[str, Any] | None = None
+    kept_of: KeptOf | None = None
+    model: str = "last"
 
     def __repr__(self) -> str:
         told = {name: value for name, value in self.test.items() if isinstance(value, float)}
         return f"Run({self.config.algorithm} on {self.config.task}, {self.config.rounds} rounds, test {told})"
+
+    @cached_property
+    def task(self) -> Task:
+        """What was trained."""
+        return self.made_of.task() if isinstance(self.made_of, Reopened) else self.made_of
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -103,9 +117,57 @@ class Run(NamedTuple):
         return self.summary["test"]
 
     @property
+    def best(self) -> Run:
+        """The same run with its best model in place of its last one (`keep.best`)."""
+        params = self.best_params
+        if params is None and isinstance(self.made_of, Reopened) and self.recorded.folder:
+            params = self.recorded.folder.model("best")
+        if params is None:
+            raise UserError(
+                "this run kept no best model: train with keep__best='METRIC' (--set keep.best=METRIC)"
+            )
+        return replace(self, params=params, kept_of=None, model="best")
+
+    def clients(self, split: str = "test", groups: Mapping[Any, Any] | None = None) -> pa.Table:
+        """The metrics of every client by its id, evaluated anew.
+
+        Args:
+            split: The clients: "train", "validation" or "test".
+            groups: {client id: group}, a column of the table.
+
+        Returns:
+            An Arrow table, a row for every client. `partwise.fairness` tells how evenly they are served.
+        """
+        check_split(split)
+        prepared = prepare(self.task, self.config)
+        evaluate = make_evaluator(prepared, self.config, getattr(self.task, split))
+        if evaluate.algorithm.judged_with and self.kept_of is None:
+            raise UserError(NOT_WITH_KEPT)
+        sums = evaluate.sums(self.params, kept=self.kept_of)
+        return labelled(client_table(evaluate, sums, groups), self.config, split)
+
+    @property
     def personal(self) -> Personal:
         """The trained model for one client, which rebuilds and uses its local part offline."""
+        if isinstance(self.made_of, Reopened):
+            return self.made_of.personal(self.model)
         return Personal(self.config, self.task.personal, self.params, source_of(self.task.train))
+
+    def evaluate(self, split: str = "test", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Evaluate the run again, perhaps with other settings. The run must have a folder.
+
+        Args:
+            split: The clients to evaluate: "train", "validation" or "test".
+            changes: Settings of evaluation as dotted keys.
+
+        Returns:
+            The metrics of these clients, and under `judged` how they were evaluated.
+        """
+        if self.recorded.folder is None:
+            raise UserError(
+                "this run has no folder, and only a recorded one is evaluated again: train with out=..."
+            )
+        return evaluate_run(self.recorded.folder.path, split, changes, task=self.task, model=self.model)
 
 
 def train(
@@ -115,8 +177,9 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     preset: str | None = None,
-    progress: OnStatus = silent,
-    told: Callable[[str], None] = untold,
+    progress: OnStatus | str = "auto",
+    told: Callable[[str], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     changes: Mapping[str, Any] | None = None,
     recorded: Mapping[str, Any] | None = None,
     began: float | None = None,
@@ -125,13 +188,16 @@ def train(
     """Train a task and evaluate it on its test clients.
 
     Args:
-        task: The name of a task (`partwise tasks` lists them; by default `planted`), or a `Task` of your own.
+        task: The name of a task (`partwise tasks` lists them; by default `planted`), a `Task` of your own, or
+            `module:function`, the name of a function of yours that returns one.
         data: Where the data of a named task is: a file, a folder, or None for the task's own place.
         out: A folder in which the run is recorded. Without it, nothing is written.
         resume: Continue the run in `out` from its last checkpoint.
         preset: A named set of settings of the task in place of its defaults, such as "paper".
-        progress: Called with a `Status` after every compiled call and every evaluation.
-        told: Called with sentences about what happens before the first round.
+        progress: Called with a `Status` after every compiled call and every evaluation; "auto": a line that follows
+            the run in a notebook, and nothing elsewhere; "none".
+        told: Called with sentences about what happens before the first round (default: as `progress` shows them).
+        callbacks: What follows the run, such as `pw.tensorboard()` or a `Callback` of your own.
         changes: Settings as dotted keys, {"reconstruct.rate": 0.5}; the same as `settings`.
         recorded: All settings of another run (its config.toml as dotted keys). `changes` are applied to them.
         began: The `time.perf_counter()` from which the total seconds are counted (default: this call).
@@ -147,14 +213,17 @@ def train(
     """
     began = time.perf_counter() if began is None else began
     _check_call(task, settings)
+    following = check_callbacks(callbacks)
+    shown = make_progress(progress, began)
+    say = told or shown
     use_all_cores()
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
-    told("loading")
+    say("loading")
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
         begun = resolve(task or DEFAULT, data, changes, preset, recorded)
-        return _train(*begun, None, progress, told, began)
+        return ended(train_steps(*begun, None, shown, say, following, began))
     folder = Folder(out)
     if resume:
         check_resumable(folder)
@@ -164,7 +233,7 @@ def train(
         else:
             folder.check_free()
             begun = resolve(task or DEFAULT, data, changes, preset, recorded)
-        return _train(*begun, folder, progress, told, began)
+        return ended(train_steps(*begun, folder, shown, say, following, began))
 
 
 def _check_call(task: Any, settings: Mapping[str, Any]) -> None:
@@ -181,53 +250,83 @@ def _check_call(task: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _train(
+def ended(steps: Generator[None, None, Run]) -> Run:
+    """Take all steps of a run, and return the run."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def train_steps(
     task: Task,
     config: Config,
     folder: Folder | None,
     progress: OnStatus,
     told: Callable[[str], None],
+    callbacks: Sequence[Callback],
     began: float,
-) -> Run:
+    runtime: Runtime | None = None,
+) -> Generator[None, None, Run]:
+    """Train and evaluate in steps: one before every call of the simulation, so that runs of a sweep, with
+    a `runtime` that they share, can go side by side."""
     compiling = compile_seconds()
     check_arguments(task.personal.model)
     prepared = prepare(task, config)
     check_cohort(prepared)
-    check_fit(prepared, config)
+    if runtime is None:  # otherwise it is checked once for all runs that share it
+        check_fit(prepared, config)
     clients = f"{prepared.store.num_clients:,} training clients"
     for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
         told(note)
-    simulation = make_simulation(prepared, config, lanes_of(folder))
-    evaluate = make_evaluator(prepared, config, task.validation, task.test)
-    promised = protection(config, prepared.store.num_clients)
-    rounds = _affordable(promised, config.rounds)
-    with recording(folder, task, config, simulation) as recorder:
+    runtime = runtime or make_runtime(task, prepared, config, folder)
+    simulation, evaluate = runtime.simulation, runtime.evaluate
+    promised = protection(config, prepared.store.num_clients, runtime.trials)
+    rounds = affordable(promised, config.rounds)
+    params = lambda: {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+    with recording(folder, task, config, runtime) as recorder:
         rates = read_of(RATES, task, config, find_algorithm(config.algorithm))
-        _rounds(simulation, evaluate, config, rounds, promised, recorder, progress, rates)
-    params = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+        start = Start(config, task, folder and folder.path, simulation.round, params)
+        keeper = best_model(config, task, evaluate.algorithm.model, folder)
+        built_in = [
+            *([keeper.callback] if keeper else []),
+            *stops(config, task, evaluate.algorithm.model, began),
+        ]
+        followed = Followed([*built_in, *callbacks], start)
+        yield from run_rounds(
+            Course(simulation, evaluate, config, rounds, promised, recorder, progress, rates, followed)
+        )
     if folder:
-        folder.save_model(params, {"task": config.task, "round": simulation.round})
-    test = evaluate.of(task.test.select(prepared.evaluated.columns))(
-        simulation.state.params, kept=simulation.kept_of
-    ) | {"judged": judged(task, prepared, config)}
+        early = {"ended": folder.ending(config)} if simulation.round < config.rounds else {}
+        folder.save_model(params(), {"task": config.task, "round": simulation.round, **early})
+    on_test = evaluate.of(task.test.select(prepared.evaluated.columns))
+    test = on_test(simulation.state.params, kept=simulation.kept_of)
+    test["judged"] = judged(task, prepared, config)
+    best = keeper and keeper.end()
     summary = summarize_run(task, prepared, config, recorder.tally, test) | {
+        "stopped": followed.reason or None,
+        "best_model": best and tell_best(best, on_test),
         "lanes": simulation.lanes,
         "privacy": promised and promised.promise(simulation.round),
-        "seconds_compile": compile_seconds() - compiling,
+        "side_by_side": runtime.beside,
+        "seconds_compile": (compile_seconds() - compiling) / runtime.beside,
     }
-    if folder:
+    if folder and runtime.draws:
         _draw(folder, recorder.tally, summary)
-    summary["seconds_total"] = time.perf_counter() - began
+    summary["seconds_total"] = (time.perf_counter() - began) / runtime.beside
     if folder:
         folder.save_summary(summary)
+    followed.end(summary)
+    kept = simulation.kept_of if evaluate.algorithm.judged_with else None
     past = past_its_best(recorder.tally)
-    if past:
-        warnings.warn(past, RunWarning, stacklevel=3)
+    if past and not (config.stop.metric or config.keep.best):
+        warnings.warn(past, RunWarning, stacklevel=4)
     if not test["clients"]:
-        warnings.warn(nobody_judged("test"), RunWarning, stacklevel=3)
+        warnings.warn(nobody_judged("test"), RunWarning, stacklevel=4)
     if summary["not_finite"]:
-        warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=3)
-    return Run(config, task, params, summary, recorder)
+        warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=4)
+    return Run(config, task, params(), summary, recorder, best[0] if best else None, kept)
 
 
 def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
@@ -240,68 +339,12 @@ def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
         warnings.warn(
             f"the run is saved, but its curve.png could not be drawn: {type(error).__name__}: {error}",
             RunWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def _rounds(
-    simulation: Backend,
-    evaluate: Evaluator,
-    config: Config,
-    rounds: int,
-    promised: Protection | None,
-    recorder: Recorder,
-    progress: OnStatus,
-    rates: Sequence[str],
-) -> None:
-    """Run the rounds that remain of so many. An evaluated round is recorded together with its evaluation. `rates`
-    are those that may be lowered if the training goes wrong."""
-    every, saving = config.simulation.evaluate_every, config.simulation.checkpoint_every
-    spent = lambda number, exactly: {"privacy": promised.spent(number, exactly)} if promised else {}
-    while simulation.round < rounds:
-        due, save = _next(simulation.round, every), _next(simulation.round, saving)
-        stop, last = min(due, save, rounds), {}
-        for call in simulation.run(stop - simulation.round):
-            *lines, last = [as_record(each) | spent(each.round, exactly=False) for each in call]
-            if simulation.round < stop or stop not in (due, rounds):
-                lines.append(last)
-            _write(recorder, lines, config, rates)
-            progress(Status(simulation.round, rounds, call[-1].loss, None))
-        if stop in (due, rounds):
-            last["evaluation"] = evaluate(simulation.state.params, kept=simulation.kept_of)
-            last |= spent(stop, exactly=True)
-            _write(recorder, [last], config, rates)
-            progress(Status(stop, rounds, last["train"]["loss"], last["evaluation"]))
-        if recorder.folder and stop in (save, rounds):
-            recorder.folder.save_checkpoint(simulation.snapshot(), stop)
-
-
-def _affordable(promised: Protection | None, wanted: int) -> int:
-    """How many rounds the privacy budget allows. Raises `UserError` if it is none."""
-    if promised is None:
-        return wanted
-    rounds = promised.most_rounds(wanted)
-    if rounds == 0:
-        raise UserError(
-            f"one round costs more than privacy.epsilon = {promised.budget:g}: give more noise than "
-            f"{promised.rounds.noise:g} (privacy.noise), or leave it out, and it is found for all {wanted:,} rounds"
-        )
-    if rounds < wanted:
-        warnings.warn(
-            f"privacy.epsilon = {promised.budget:g} ends the run after {rounds:,} of {wanted:,} rounds",
-            RunWarning,
-            stacklevel=4,
-        )
-    return rounds
-
-
-def _write(recorder: Recorder, lines: list[dict[str, Any]], config: Config, rates: Sequence[str]) -> None:
-    recorder.add(lines)
-    check_going(recorder.tally, config.simulation.patience, config.rounds, rates)
 
 
 @contextmanager
-def recording(folder: Folder | None, task: Task, config: Config, simulation: Backend) -> Iterator[Recorder]:
+def recording(folder: Folder | None, task: Task, config: Config, runtime: Runtime) -> Iterator[Recorder]:
     """Start a run's folder, or continue the run that is there. If a new run fails before any client was used,
     nothing is left in the folder."""
     if folder is None:
@@ -309,10 +352,11 @@ def recording(folder: Folder | None, task: Task, config: Config, simulation: Bac
         return
     new = not folder.exists()
     if new:
-        begun = {"lanes": simulation.lanes, "device": device_words(), "data": fingerprint(task)}
+        begun = {"lanes": runtime.simulation.lanes, "device": device_words(), "data": fingerprint(task)}
+        begun |= {"trials": runtime.trials} if runtime.trials > 1 else {}
         folder.start(config, task.options, source_of(task.train), begun)
     else:
-        _go_on(folder, simulation)
+        _go_on(folder, runtime.simulation)
         folder.save_config(config)
     recorder = Recorder(folder)
     try:
@@ -330,13 +374,8 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
             f"the run in '{folder.path}' began on {before} and goes on on {device_words()}: its sums may differ in "
             f"the last digits",
             RunWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
     saved = folder.go_on(simulation.snapshot())
     if saved:
         simulation.resume(saved.state, saved.round)
-
-
-def _next(round_number: int, every: int) -> int:
-    """The next multiple of `every`; 0 means never."""
-    return (round_number // every + 1) * every if every > 0 else sys.maxsize
