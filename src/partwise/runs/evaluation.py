@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partwise.algorithms.effects import check_judging
 from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
+from partwise.metrics import Sums
 from partwise.runs.backends import lanes_of, make_evaluator, make_simulation
 from partwise.runs.folder import Folder
+from partwise.runs.per_client import client_table, labelled
 from partwise.runs.resolve import as_trained, check_data, check_other_data, reopened
 from partwise.runs.sanity import check_model
 from partwise.runs.summary import judged
-from partwise.simulation.evaluator import Evaluator, KeptOf
+from partwise.simulation.evaluator import Evaluator, KeptOf, summarize
 from partwise.simulation.mesh import use_all_cores
+from partwise.tasks import Task, is_code
 from partwise.types import UserError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 SPLITS = ("train", "validation", "test")
+NOT_WITH_KEPT = (
+    "these clients are evaluated with what they keep from round to round, which is of the run's last model: "
+    "evaluate that one"
+)
 
 
 def evaluate_run(
@@ -27,6 +37,8 @@ def evaluate_run(
     split: str = "test",
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
+    task: str | Task | None = None,
+    model: str = "last",
 ) -> dict[str, Any]:
     """Evaluate a recorded run again, with other settings if wanted (for example more reconstruction steps).
 
@@ -35,44 +47,95 @@ def evaluate_run(
         split: The clients to evaluate: "train", "validation" or "test".
         changes: Settings of evaluation as dotted keys.
         data: Where the run's data is, if it has moved.
+        task: The task of the run, if it was made in Python: the Task, or the name of a function that makes it
+            (`module:function`).
+        model: "last", or "best", the one that the run kept (`keep.best`).
 
     Returns:
         The metrics of these clients, and under `judged` how they were evaluated.
     """
-    if split not in SPLITS:
-        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
+    return _judge(run, split, changes, data, task, model)[0]
+
+
+def evaluate_clients(
+    run: str | Path,
+    split: str = "test",
+    changes: Mapping[str, Any] | None = None,
+    data: str | None = None,
+    task: str | Task | None = None,
+    model: str = "last",
+    groups: Mapping[Any, Any] | None = None,
+) -> tuple[dict[str, Any], pa.Table]:
+    """Like `evaluate_run`, with the metrics of every client as a table (see `runs.per_client.client_table`).
+
+    Args:
+        run: The run's folder.
+        split: The clients to evaluate: "train", "validation" or "test".
+        changes: Settings of evaluation as dotted keys.
+        data: Where the run's data is, if it has moved.
+        task: The task of the run, if it was made in Python.
+        model: "last", or "best", the one that the run kept (`keep.best`).
+        groups: {client id: group}, a column of the table.
+    """
+    result, evaluate, sums, config = _judge(run, split, changes, data, task, model)
+    return result, labelled(client_table(evaluate, sums, groups), config, split)
+
+
+def _judge(
+    run: str | Path,
+    split: str,
+    changes: Mapping[str, Any] | None,
+    data: str | None,
+    task: str | Task | None,
+    model: str,
+) -> tuple[dict[str, Any], Evaluator, dict[str, Sums], Config]:
+    """The metrics of a run's clients, what evaluated them, the sums of every client, and the run's settings."""
+    check_split(split)
     check_judging(changes or {})
     use_all_cores()
     folder = Folder(run)
-    params = folder.model()
-    task, config = reopened(folder, data, changes or {})
+    params = folder.model(model)
+    task, config = reopened(folder, data, changes or {}, task)
     others = [key for key in changes or {} if key.startswith("data.") and key != "data.path"]
     if others:
         check_other_data(folder, task, others)
     else:
         check_data(folder, task)
-    task = as_trained(folder, task)
+    if others or not is_code(task.name):  # code has just made it with the run's own options
+        task = as_trained(folder, task)
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
     evaluate = make_evaluator(prepared, config, getattr(task, split))
-    result = evaluate(params, kept=_kept_of(folder, prepared, config, evaluate))
+    kept = _kept_of(folder, prepared, config, evaluate, model)
+    sums, pairs = evaluate.measure(params, kept=kept)
     told = judged(task, prepared, config, split)
     if others and split != "train":
         told["clients"] = "other (some may have been trained on)"
-    return result | {"judged": told}
+    result = summarize(evaluate.algorithm.model, sums, pairs) | {"judged": told}
+    return result, evaluate, sums, config
 
 
-def _kept_of(folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator) -> KeptOf | None:
+def check_split(split: str) -> None:
+    """Raise `UserError` if there are no such clients."""
+    if split not in SPLITS:
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
+
+
+def _kept_of(
+    folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator, model: str
+) -> KeptOf | None:
     """What the clients of a finished run kept, from its last checkpoint; None if they are not evaluated with
     it."""
     if not evaluate.algorithm.judged_with:
         return None
-    simulation = make_simulation(prepared, config, lanes_of(folder))
-    if config.rounds != folder.rounds_done():
+    if model == "best":
+        raise UserError(NOT_WITH_KEPT)
+    simulation, rounds = make_simulation(prepared, config, lanes_of(folder)), folder.rounds_trained()
+    if rounds != folder.rounds_done():
         raise UserError(
             f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
             f"hold it, are gone: train it again"
         )
-    saved = folder.checkpoint(config.rounds, simulation.snapshot())
+    saved = folder.checkpoint(rounds, simulation.snapshot())
     simulation.resume(saved.state, saved.round)
     return simulation.kept_of

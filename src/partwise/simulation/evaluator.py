@@ -60,14 +60,21 @@ class Evaluator:
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._most = max(int(each.counts.max(initial=1)) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
-        self._staged: tuple[Any, stage.Plan] | None = None
+        self._staged: dict[int, tuple[Any, stage.Plan]] = {}  # the only block, if there is one
+
+    def with_rates(self, rates: Mapping[str, float], seed: int) -> Evaluator:
+        """An evaluator of the same clients for a run with other rates and another seed. It shares the program and
+        the data."""
+        other = copy.copy(self)
+        other.rates, other.seed = {**self.rates, **rates}, seed
+        return other
 
     def of(self, store: ClientStore) -> Evaluator:
         """An evaluator for other clients. It uses the same program if they fit into it, as the `others` do."""
         if not self._fits(store):
             return Evaluator(self.build, self.rates, store, seed=self.seed)
         other = copy.copy(self)
-        other.store, other._staged = store, None
+        other.store, other._staged = store, {}
         other._num_rows = max(self._num_rows, _largest_block(store, self._size))
         return other
 
@@ -165,7 +172,7 @@ class Evaluator:
     def _stage(self, first: int) -> tuple[Any, stage.Plan]:
         """A block of clients, in arrays of the same shape for every block."""
         if self._staged and self.store.num_clients <= self._size:
-            return self._staged
+            return self._staged[first]
         size, num_rows = self._size, self._num_rows
         positions = np.arange(first, min(first + size, self.store.num_clients))
         partition = self.algorithm.partition
@@ -185,8 +192,9 @@ class Evaluator:
             for space in values
         }
         shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
-        self._staged = (jax.device_put(shelf, everywhere(self.mesh)), plan)
-        return self._staged
+        self._staged.clear()
+        self._staged[first] = (jax.device_put(shelf, everywhere(self.mesh)), plan)
+        return self._staged[first]
 
 
 def _largest_block(store: ClientStore, size: int) -> int:
