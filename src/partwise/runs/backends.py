@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
@@ -13,7 +14,32 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
+from partwise.tasks import Task
 from partwise.types import UserError
+
+
+class Runtime(NamedTuple):
+    """What runs and evaluates the rounds of a run.
+
+    simulation: runs the rounds
+    evaluate:   evaluates validation clients, and test clients with the same program
+    beside:     how many runs share the time, this one counted
+    trials:     how many runs of a sweep look at the same clients; a promise of privacy is for all of them
+    draws:      whether the learning curve is drawn
+    """
+
+    simulation: Backend
+    evaluate: Evaluator
+    beside: int = 1
+    trials: int = 1
+    draws: bool = True
+
+
+def make_runtime(task: Task, prepared: Prepared, config: Config, folder: Folder | None) -> Runtime:
+    """What runs and evaluates a run of its own, as it began if its folder has one."""
+    simulation = make_simulation(prepared, config, lanes_of(folder))
+    trials = int(folder.begun().get("trials", 1)) if folder and folder.exists() else 1
+    return Runtime(simulation, make_evaluator(prepared, config, task.validation, task.test), trials=trials)
 
 
 def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:

@@ -1,101 +1,175 @@
-"""A grid of rates and seeds, trained side by side and evaluated on the validation clients."""
+"""A sweep: every combination of a grid with every seed, each recorded as a run, and the best settings of them.
+
+Runs that differ in rates and seeds alone share a compiled program and go side by side (`runs.side_by_side`). Others
+are trained in processes of their own, as many at once as suit the machine (`runs.sweep_processes`).
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from partwise.algorithms.registry import prepare
-from partwise.config.protection import Protection, protection
-from partwise.config.settings import Config
-from partwise.runs.backends import make_evaluator
-from partwise.runs.train import OnStatus, Status, silent
-from partwise.simulation.many_runs import Sweep
+from partwise.checkpoint import load_json, save_json, write_file
+from partwise.runs.document import to_plain
+from partwise.runs.lock import check_place, held
+from partwise.runs.run_files import SWEEP
+from partwise.runs.sweep_plan import (
+    SweepPlan,
+    check_grid,
+    check_same,
+    check_seeds,
+    from_document,
+    to_document,
+)
+from partwise.runs.sweep_result import best_config, result_of
+from partwise.runs.train import DEFAULT, OnStatus, silent
 from partwise.tasks import Task
-from partwise.types import UserError, unknown
-
-# Settings that are values in a compiled program, and their names in an algorithm's rates.
-RATES = {
-    "reconstruct.rate": "reconstruct",
-    "reconstruct.pull": "pull",
-    "update.rate": "update",
-    "server.rate": "server",
-    "fine_tune.rate": "fine_tune",
-}
+from partwise.types import RunWarning, UserError, counted
 
 
-class Trial(NamedTuple):
-    """One run of a sweep."""
+class Swept(NamedTuple):
+    """A sweep that has ended.
 
-    changes: Mapping[str, float]  # its rates, as keys of the configuration
-    seed: int
-    params: Mapping[str, Any]
-    validation: Mapping[str, Any]
-    losses: np.ndarray  # [rounds] training loss
-    privacy: Mapping[str, Any] | None = None  # what all trials of the sweep together promise; None: nothing
+    Attributes:
+        folder: Where its runs are, each in a folder of its own, with sweep.json, sweep.png and best.toml.
+        result: The content of sweep.json.
+    """
 
+    folder: Path
+    result: Mapping[str, Any]
 
-def grid_of(choices: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
-    """Every combination of the choices."""
-    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
+    def __repr__(self) -> str:
+        return f"Swept({counted(len(self.rows), 'row')} in '{self.folder}', best {self.best})"
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every set of settings with its metrics over seeds, the best first."""
+        return self.result["rows"]
+
+    @property
+    def best(self) -> Mapping[str, Any] | None:
+        """The settings with the best metric of validation clients; None if none ended."""
+        return self.result["best"] and self.result["best"]["settings"]
 
 
 def sweep(
-    task: Task,
-    config: Config,
-    grid: Sequence[Mapping[str, float]],
-    seeds: Sequence[int],
+    task: str | Task | None = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    seeds: int | str | Sequence[int] = 1,
+    out: str | Path,
+    metric: str | None = None,
+    data: str | None = None,
+    resume: bool = False,
+    preset: str | None = None,
+    processes: int | None = None,
     progress: OnStatus = silent,
-) -> list[Trial]:
-    """Train every set of rates with every seed, in one compiled program; evaluate each on validation clients."""
-    for key in {key for changes in grid for key in changes}:
-        if key not in RATES:
-            raise unknown("key of a sweep", key, RATES)
-    pairs = [(dict(changes), seed) for changes in grid for seed in seeds]
-    promised = protection(config, task.train.num_clients, len(pairs))
-    prepared = prepare(task, _with_noise(config, promised))
-    named = [{RATES[key]: value for key, value in changes.items()} for changes, _ in pairs]
-    for name in {name for each in named for name in each} - set(prepared.rates):
-        raise UserError(f"a sweep over the rate '{name}' needs a configuration that uses it")
-    rates = [{**prepared.rates, **each} for each in named]
-    runs = Sweep(prepared.build, rates, [seed for _, seed in pairs], prepared.store, prepared.recruiting)
-    losses = []
-    for outcome in runs.run(config.rounds):
-        with np.errstate(invalid="ignore"):
-            losses.append(outcome.loss.value / outcome.loss.weight)
-        last = losses[-1][:, -1]
-        progress(
-            Status(
-                runs.round, config.rounds, float(np.min(last, initial=np.inf, where=np.isfinite(last))), None
-            )
-        )
-    evaluate = make_evaluator(prepared, config, task.validation)
-    curves = np.concatenate(losses, axis=1) if losses else np.zeros((len(pairs), 0))
-    told = promised and promised.promise(config.rounds)
-    trials = []
-    for i, (changes, seed) in enumerate(pairs):
-        params = {path: np.asarray(leaf) for path, leaf in runs.params(i).items()}
-        trials.append(Trial(changes, seed, params, evaluate(params, rates[i]), curves[i], told))
-    return trials
+    told: Callable[[str], None] = lambda text: None,
+    changes: Mapping[str, Any] | None = None,
+    recorded: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Swept:
+    """Train every combination of a grid with every seed, and find the best by the validation clients.
+
+    Args:
+        task: The name of a task, or a `Task` of your own.
+        grid: {dotted key: values}, such as {"server.rate": [0.1, 0.3], "data.dim": [8, 16]}.
+        seeds: How many seeds (from the setting `seed` on, which is 0), or the seeds themselves.
+        out: A folder for the sweep. Every run is recorded in a folder of its own there.
+        metric: The metric of validation clients by which settings are chosen (default: the model's first).
+        data: Where the data of a named task is.
+        resume: Go on with the sweep in `out`. Runs that have ended are not run again.
+        preset: A named set of settings of the task, such as "paper".
+        processes: How many processes train at once, if not all runs share a program (default: what suits the
+            machine).
+        progress: Called with a `Status`; its `part` names the run.
+        told: Called with sentences about what happens.
+        changes: Settings of all runs as dotted keys; the same as `settings`.
+        recorded: All settings of another run, to which `changes` are applied.
+        **settings: Settings of all runs with `__` for the dot.
+
+    Returns:
+        The rows, sorted by the metric, and the best settings. They are also in sweep.json and best.toml.
+
+    Raises:
+        UserError: A setting, the task or the data does not fit. A run that diverges is a row that says so.
+    """
+    changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
+    first = changes.pop("seed", None)
+    plan = SweepPlan(
+        task=task.name if isinstance(task, Task) else task or DEFAULT,
+        data=None if data is None else str(data),
+        preset=preset,
+        recorded=dict(recorded or {}),
+        changes=changes,
+        grid=check_grid(grid or {}, changes),
+        seeds=check_seeds(seeds, first),
+        metric=metric,
+    )
+    out = check_place(out)
+    with held(out):
+        _begin(plan, out, resume)
+        _train_all(plan, out, task if isinstance(task, Task) else None, processes, progress, told)
+        return _finished(plan, out)
 
 
-def _with_noise(config: Config, promised: Protection | None) -> Config:
-    """The configuration with the noise that keeps the budget for all trials together, as each of them looks at the
-    same clients. Raises `UserError` if a given noise does not."""
-    if promised is None:
-        return config
-    if promised.most_rounds(config.rounds) < config.rounds:
+def _begin(plan: SweepPlan, out: Path, resume: bool) -> None:
+    """Write the plan, or check that it is the one with which the sweep began."""
+    there = (out / SWEEP).exists()
+    if resume and not there:
+        raise UserError(f"'{out}' holds no sweep to go on with: look at --out (out=), or leave out --resume")
+    if there and not resume:
         raise UserError(
-            f"{promised.rounds.trials} trials of {config.rounds} rounds cost more than privacy.epsilon = "
-            f"{promised.budget:g}: leave privacy.noise out, and it is found, or try fewer rates"
+            f"'{out}' already holds a sweep: add --resume (resume=True) to go on, or choose another folder with "
+            f"--out (out=)"
         )
-    return config.changed({"privacy.noise": promised.rounds.noise})
+    if there:
+        check_same(from_document(load_json(out / SWEEP)["plan"]), plan, out)
+    elif (out / "config.toml").exists():
+        raise UserError(f"'{out}' holds a run: choose another folder for the sweep with --out (out=)")
+    save_json(out / SWEEP, {"plan": to_plain(to_document(plan))})
 
 
-def best_of(trials: Sequence[Trial], metric: str) -> Trial:
-    """The trial with the lowest metric on the validation clients. Runs that diverged come last."""
-    value = lambda trial: trial.validation[metric]
-    return min(trials, key=lambda trial: value(trial) if np.isfinite(value(trial)) else np.inf)
+def _train_all(
+    plan: SweepPlan,
+    out: Path,
+    task: Task | None,
+    processes: int | None,
+    progress: OnStatus,
+    told: Callable[[str], None],
+) -> None:
+    from partwise.runs.sweep_family import has_ended, train_family
+    from partwise.runs.sweep_processes import suited, train_families
+
+    families = plan.families()
+    left = [
+        number
+        for number, cells in enumerate(families)
+        if not all(has_ended(out / cell.name) for cell in cells)
+    ]
+    told(f"{counted(len(plan.cells()), 'run')}, {counted(len(left), 'family', 'families')} to train")
+    count = 1 if task is not None or len(families) == 1 else processes or suited(len(families))
+    if count > 1:
+        train_families(out, left, count, progress, told)
+        return
+    for number in left:
+        train_family(plan, families[number], out, task, progress, told)
+
+
+def _finished(plan: SweepPlan, out: Path) -> Swept:
+    """Write sweep.json, best.toml and sweep.png."""
+    from partwise.runs.sweep_picture import draw_sweep
+
+    result = to_plain(result_of(plan, out))
+    if result["best"]:
+        write_file(out / "best.toml", best_config(result, out).encode())
+    try:
+        draw_sweep(out / "sweep.png", result, plan.grid)
+    except Exception as error:  # the results are there without it
+        warnings.warn(
+            f"sweep.png could not be drawn: {type(error).__name__}: {error}", RunWarning, stacklevel=3
+        )
+    save_json(out / SWEEP, {"plan": to_plain(to_document(plan)), **result})
+    return Swept(out, result)

@@ -19,7 +19,11 @@ class Backend(Protocol):
     algorithm: Algorithm
     lanes: int  # clients that run side by side on a device
     round: int  # number of rounds that are done
-    state: ServerState
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state after these rounds."""
+        ...
 
     def run(self, num_rounds: int) -> Iterator[list[Record]]:
         """Run this many rounds. Yields lists of records as rounds are done; `state` and `round` are then up

@@ -27,7 +27,7 @@ from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server.round import finish
 from partwise.server.step import ServerState, is_finite, put_rows, take_rows
 from partwise.server.total import PUBLIC, Contribution, Total, zero_total
-from partwise.simulation.mesh import AXIS, compiler_options
+from partwise.simulation.mesh import AXIS, RUNS, compiler_options
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
@@ -69,6 +69,7 @@ class Shared(NamedTuple):
     capacities: Mapping[str, int]  # room for keys, by space
     choose: Mapping[str, Choice]
     public: Mapping[str, Any] = {}  # what the aggregator tells every client
+    round: Any = None  # its number; None for an evaluation
 
 
 def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.Array) -> Client:
@@ -91,6 +92,7 @@ def lane_client(algorithm: Algorithm, shared: Shared, slot: Slots, longest: jax.
         rng=client_rng(shared.rng, slot.number),
         kept=slot.kept,
         public=shared.public,
+        round=shared.round,
     )
 
 
@@ -185,6 +187,7 @@ def cohort_total(
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
     public: Mapping[str, Any] | None = None,
+    round_number: Any = None,
 ) -> Summed:
     """Run this device's part of a cohort, and add up what all devices' clients contribute.
 
@@ -196,7 +199,7 @@ def cohort_total(
     def chunk(room: Mapping[str, int], i: jax.Array, carry: tuple) -> tuple:
         total, seen = carry
         share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
-        shared = Shared(received, shelf, rng, room, algorithm.choose, public or {})
+        shared = Shared(received, shelf, rng, room, algorithm.choose, public or {}, round_number)
         done = _run_lanes(algorithm, shared, share)
         lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
         now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
@@ -229,10 +232,12 @@ def one_round(
     plan: Plan,
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
+    round_number: Any = None,
 ) -> tuple[ServerState, Outcome]:
     """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort. `rooms`
     are as in `cohort_total`."""
-    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms, state.aggregator.get(PUBLIC))
+    public = state.aggregator.get(PUBLIC)
+    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms, public, round_number)
     state, total = finish(algorithm, state, cohort.total, rng)
     return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), *cohort[1:])
 
@@ -262,7 +267,7 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
     change any bit of the result.
 
     With `sweep`, rates, state, plan slots and rng have a leading axis of runs. All runs are computed side by
-    side.
+    side. The mesh then has an axis of runs too, over which they are spread.
     """
 
     def rounds(rates, state, shelf, plan, rng, first, num_rounds):
@@ -270,7 +275,7 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
 
         def turn(state: ServerState, i: jax.Array) -> tuple[ServerState, Outcome]:
             here = jax.tree_util.tree_map(lambda x: x[i], plan)
-            share = (shelf, here, jax.random.fold_in(rng, first + i), rooms)
+            share = (shelf, here, jax.random.fold_in(rng, first + i), rooms, first.astype(jnp.int32) + i)
             if not plan.tables:
                 return one_round(algorithm, state, *share)
             cut = take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
@@ -297,27 +302,29 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
         used, broken, keep = jax.tree_util.tree_map(spread, (outcome.used, outcome.broken, outcome.keep))
         return state, outcome._replace(used=used, broken=broken, keep=keep)
 
-    along = P(None, None, AXIS) if sweep else P(None, AXIS)
+    along = P(RUNS, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
+    own: Any = P(RUNS) if sweep else P()  # what each run has of its own
     plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
-    outcome_spec = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, along)  # pyright: ignore
+    outcome_spec = Outcome(own, own, own, own, along, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, plan_spec, everywhere, everywhere, everywhere),
-        out_specs=(everywhere, outcome_spec),
+        in_specs=(own, own, everywhere, plan_spec, own, everywhere, everywhere),
+        out_specs=(own, outcome_spec),
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,), compiler_options=compiler_options())
 
 
 def compile_total(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:
-    """A jitted function `(rates, params, shelf, plan, rng, public) -> Summed`, for a plan of one round: the sum of
-    its clients without a server's step. `rng` is the round's, and `public` what every client is told. Tables in
-    `params` have the rows that the plan's keys number. What happened to each client has a leading device axis."""
+    """A jitted function `(rates, params, shelf, plan, rng, public, number) -> Summed`, for a plan of one round: the
+    sum of its clients without a server's step. `rng` and `number` are the round's, and `public` is what every
+    client is told. Tables in `params` have the rows that the plan's keys number. What happened to each client has a
+    leading device axis."""
 
-    def on_device(rates, params, shelf, plan, rng, public):
-        summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms, public)
+    def on_device(rates, params, shelf, plan, rng, public, number):
+        summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms, public, number)
         return summed.total, *jax.tree_util.tree_map(lambda x: x[None], summed[1:])
 
     return _on_mesh(lambda *given: Summed(*on_device(*given)), mesh, Summed(P(), P(AXIS), P(AXIS), P(AXIS)))  # pyright: ignore
@@ -327,9 +334,10 @@ def compile_each(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -
     """Like `compile_total`, but nothing is added up: `... -> Done`, with axes [devices, chunks, lanes]. Memory
     grows with the cohort."""
 
-    def on_device(rates, params, shelf, plan, rng, public):
+    def on_device(rates, params, shelf, plan, rng, public, number):
         algorithm, here = build(rates), _here(plan)
-        shared = Shared(receive(algorithm.partition, params), shelf, rng, rooms[0], algorithm.choose, public)
+        received = receive(algorithm.partition, params)
+        shared = Shared(received, shelf, rng, rooms[0], algorithm.choose, public, number)
         chunks = Chunk(here.slots, here.longest, here.most_keys)
         done = jax.lax.map(partial(_run_lanes, algorithm, shared), chunks)
         return jax.tree_util.tree_map(lambda x: x[None], done)
@@ -343,13 +351,13 @@ def _here(plan: Plan) -> Plan:
 
 
 def _on_mesh(on_device: Callable[..., Any], mesh: Mesh, out: Any) -> Any:
-    """Compile `(rates, params, shelf, plan, rng, public)` over the devices, which share the plan's clients."""
+    """Compile `(rates, params, shelf, plan, rng, public, number)` over the devices, which share the clients."""
     everywhere, along = P(), P(None, AXIS)
     plan: Any = Plan(along, along, along, {}, along)  # pyright: ignore[reportArgumentType]
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(everywhere, everywhere, everywhere, plan, everywhere, everywhere),
+        in_specs=(everywhere, everywhere, everywhere, plan, everywhere, everywhere, everywhere),
         out_specs=out,
         check_vma=False,
     )

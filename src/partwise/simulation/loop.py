@@ -18,6 +18,7 @@ import numpy as np
 from partwise.algorithm import Algorithm, Build, init_server
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
+from partwise.model.partition import DEFAULT, Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way, sizes_of
 from partwise.server.cohort import Cohort, Recruiting, recruit
@@ -28,7 +29,9 @@ from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import everywhere, make_mesh
+from partwise.simulation.seen import seen
 from partwise.simulation.staging import Stager
+from partwise.tree import num_bytes
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
@@ -90,18 +93,7 @@ class Simulation:
         return Kept(self.algorithm, self._stager.population or self._stager.populate())
 
     def _whole_tables(self) -> bool:
-        """Whether a round works on whole tables, because they are small or because every row must be seen."""
-        if sees_all_rows(self.algorithm):
-            return True
-        if self.algorithm.optimizer.rows == "asked":
-            return False
-        mean = self.store.num_examples / max(self.store.num_clients, 1)
-        values = stage.values_per_example(self.store, self.partition)
-        asked = lambda space: min(self._rooms[0][space], mean * max(values[space], 1))
-        return all(
-            self.partition.num_keys(space) <= self.recruiting.size * asked(space)
-            for space in self.partition.spaces
-        )
+        return whole_tables(self.algorithm, self.store, self.recruiting, self._rooms[0])
 
     def _affordable(self, rounds_per_call: int) -> int:
         """The number of rounds per call. It is smaller if the data is not resident and the cohorts' examples
@@ -112,13 +104,8 @@ class Simulation:
         return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
     def lane_bytes(self) -> int:
-        """An estimate of the memory for one more lane: its update, its gradient and the values in between."""
-        size, capacities = 1, self._rooms[0]
-        for path, leaf in self.state.params.items():
-            keyed = path in self.partition.of("keyed")
-            rows = capacities[self.partition.roles[path].space] if keyed else 0
-            size += leaf.nbytes // leaf.shape[0] * rows if keyed else leaf.nbytes
-        return 4 * size
+        """An estimate of the memory for one more lane."""
+        return lane_bytes(self.partition, self._rooms[0])
 
     # Running
 
@@ -217,24 +204,45 @@ class Simulation:
         return np.append(call.cohorts[0].clients, -1)[client]
 
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
-        slots = jax.tree_util.tree_map(lambda a: a[i], call.plan.slots)
-        real, broken = slots.client >= 0, outcome.broken[i]
-        loss = outcome.loss.value[i] / outcome.loss.weight[i] if outcome.loss.weight[i] > 0 else float("nan")
-        record = Record(
-            round=call.first + i + 1,
-            seconds=seconds,
-            clients=int(outcome.clients[i]),
-            examples=int(slots.count.sum()),
-            loss=float(loss),
+        here = lambda tree: jax.tree_util.tree_map(lambda a: a[i], tree)
+        record = seen(
+            call.first + i + 1,
+            seconds,
+            call.cohorts[i],
+            here(call.plan.slots),
+            here(outcome),
+            call.population.store.client_ids,
             missed=int(call.missed[i]),
-            empty=int(real.sum() - broken.sum() - outcome.clients[i]),
-            dropped=call.cohorts[i].dropped,
-            too_small=call.cohorts[i].too_small,
-            spare=call.cohorts[i].spare,
-            broken=tuple(call.population.store.client_ids[slots.client[broken]].tolist()),
             **costs(self._sizes, call.served[i], self.serving),
         )
         return told_of(record, self.algorithm.aggregator.private)
+
+
+def whole_tables(
+    algorithm: Algorithm, store: ClientStore, recruiting: Recruiting, room: Mapping[str, int]
+) -> bool:
+    """Whether a round works on whole tables, because they are small or because every row must be seen. `room` is
+    that for a client's keys, by space."""
+    if sees_all_rows(algorithm):
+        return True
+    if algorithm.optimizer.rows == "asked":
+        return False
+    mean = store.num_examples / max(store.num_clients, 1)
+    values = stage.values_per_example(store, algorithm.partition)
+    asked = lambda space: min(room[space], mean * max(values[space], 1))
+    num_keys = algorithm.partition.num_keys
+    return all(num_keys(space) <= recruiting.size * asked(space) for space in algorithm.partition.spaces)
+
+
+def lane_bytes(partition: Partition, room: Mapping[str, int]) -> int:
+    """An estimate of the memory for one more lane: its update, its gradient and the values in between."""
+    size = 1
+    for path in partition.server_paths:
+        leaf = partition.shapes[path.removeprefix(DEFAULT)]
+        whole = num_bytes(leaf.shape, leaf.dtype)
+        space = partition.roles[path].space if path in partition.of("keyed") else None
+        size += whole // partition.num_keys(space) * room[space] if space else whole
+    return 4 * size
 
 
 def fits(store: ClientStore) -> bool:

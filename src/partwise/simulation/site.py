@@ -145,7 +145,7 @@ class Site:
 
     def _given(
         self, message: bytes | Slices, asked: SiteAsked, room: Kept | None
-    ) -> tuple[Any, Any, Plan, Any, Any]:
+    ) -> tuple[Any, Any, Plan, Any, Any, np.int32]:
         """Everything that a round needs except the rates."""
         partition, staged = self.algorithm.partition, asked.staged
         slices = message if isinstance(message, Slices) else read_slices(partition, message, asked.keys)
@@ -156,7 +156,7 @@ class Site:
             slots = plan.slots._replace(kept={path: each[None] for path, each in before.items()})
             plan = plan._replace(slots=slots)
         rng = jax.random.wrap_key_data(jnp.asarray(slices.rng))
-        return params, staged.shelf, plan, rng, dict(slices.public)
+        return params, staged.shelf, plan, rng, dict(slices.public), np.int32(slices.about.version)
 
     def _padded(self, path: str, leaf: np.ndarray, asked: SiteAsked) -> np.ndarray:
         """A leaf of the server, as large as the plan's tables."""
