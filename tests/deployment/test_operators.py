@@ -168,6 +168,12 @@ def test_status_and_metrics(run, url, token, enroll):
     HttpLink(url, enroll(run.hub)).join(["somebody"])
     status = json.loads(ask(url, "/v1/operator/status", token)[1])
     assert (status["number"], status["phase"], status["rounds"]) == (0, "waiting", 2)
+    assert status["tasks"] == {"asked": 0, "reported": 0, "lost": 0}
+    assert (status["waiting"], status["refused"], status["errors"]) == (0, {}, 0)
+    assert status["settings"]["task"] == "planted"
+    assert json.loads(ask(url, "/v1/operator/status?after=1", token)[1])["versions"] == []
+    code, answer = ask(url, "/v1/operator/status?after=-1", token)
+    assert (code, b"number of a version" in answer) == (400, True)
     text = ask(url, "/metrics", token)[1].decode()
     assert 'partwise_requests_total{path="/v1/join",status="200"}' in text
     assert "partwise_version 0.0" in text

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partwise.cli import show
+from partwise.cli.fairness import by_client, show_fairness
 from partwise.cli.interrupt import begin_work
 from partwise.cli.network import kept_model, refreshed
 from partwise.cli.progress import show_progress
@@ -24,6 +25,7 @@ def train(options: Options) -> Result:
     """`partwise train`."""
     if options.out is not None:
         refuse_if_held(options.out)
+    from partwise.runs.loggers import make_logger
     from partwise.runs.train import train as train_task
 
     task, recorded, changes = asked(options)
@@ -40,6 +42,7 @@ def train(options: Options) -> Result:
             preset=options.preset,
             progress=progress,
             told=progress,
+            callbacks=[make_logger(each) for each in options.log],
             changes=changes,
             recorded=recorded,
             began=options.began,
@@ -56,6 +59,11 @@ def asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]
 
     changes = read_toml(Path(options.config)) if options.config else {}
     written = changes.pop("task", None)
+    if not options.task and ":" in str(written):
+        raise UserError(
+            f"'{options.config}' is of the task '{written}', which is code, and no file decides which code is run: "
+            f"name it yourself, as in partwise train {written} --config {options.config}"
+        )
     recorded, changes = (changes, {}) if is_record(changes) else ({}, changes)
     named = {"algorithm": options.algorithm, "rounds": options.rounds, "cohort.size": options.cohort}
     changes |= {key: value for key, value in {**named, "seed": options.seed}.items() if value is not None}
@@ -69,11 +77,11 @@ def asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]
 
 def free_folder(task: str | None, changes: Mapping[str, Any]) -> Path:
     """A folder under runs/ that is not there yet, named after a task and its settings."""
-    from partwise.tasks import algorithm_of, find_task
+    from partwise.tasks import algorithm_of, find_task, is_code
 
     task = task or "planted"
-    algorithm = changes.get("algorithm", algorithm_of(find_task(task).defaults))
-    name = f"{task}-{algorithm}-seed{changes.get('seed', 0)}"
+    algorithm = changes.get("algorithm") or ("" if is_code(task) else algorithm_of(find_task(task).defaults))
+    name = "-".join(filter(None, (task.replace(":", "-"), algorithm, f"seed{changes.get('seed', 0)}")))
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1
@@ -103,10 +111,17 @@ def evaluate(options: Options) -> Result:
     from partwise.runs.evaluation import evaluate_run
     from partwise.runs.summary import not_finite
 
-    changes = parse_assignments(options.set)
-    result = evaluate_run(options.run_folder, options.split, changes, options.data)
+    if options.per_client or options.group:
+        result = by_client(options)
+    else:
+        changes = parse_assignments(options.set)
+        result = evaluate_run(
+            options.run_folder, options.split, changes, options.data, options.task, options.model
+        )
     if not options.json:
         show.evaluation(result, f"{options.run_folder}: {options.split} clients")
+        if "fairness" in result:
+            show_fairness(result["fairness"])
         show.warn_not_finite(not_finite(result), options.split)
     return {"run": options.run_folder, "split": options.split, **result, "not_finite": not_finite(result)}
 
@@ -115,8 +130,8 @@ def personalize(options: Options) -> Result:
     """`partwise personalize`."""
     from partwise.runs.personal import Personal, load_local, save_local
 
-    personal = Personal.open(refreshed(options))
-    client = personal.read(options.client, personal.setting.columns, options.id)
+    personal = Personal.open(refreshed(options), options.task, options.model)
+    client = personal.read(options.client, personal.table_columns, options.id)
     before = load_local(options.local) if options.local else None
     local = personal.personalize(client.examples, before)
     save_local(options.out, local, personal.digest)
@@ -133,11 +148,10 @@ def personalize(options: Options) -> Result:
 def predict(options: Options) -> Result:
     """`partwise predict`."""
     from partwise.runs.client_file import source_ids
-    from partwise.runs.personal import Personal, load_local
+    from partwise.runs.personal import Personal
 
-    personal = Personal.open(kept_model(options.run_folder))
-    personal.check_local(load_local(options.local))
-    local = load_local(options.local, personal.digest)
+    personal = Personal.open(kept_model(options.run_folder), options.task, options.model)
+    local = personal.find_local(options.local)
     client = personal.read(options.client, personal.columns_in(options.client), options.id)
     outputs = personal.predict(local, client)
     keys = [name for name in client.examples.columns if name in personal.vocabularies]
@@ -158,9 +172,11 @@ def predict(options: Options) -> Result:
 def export(options: Options) -> Result:
     """`partwise export`."""
     from partwise.runs.export import export as export_model
+    from partwise.runs.personal import Personal
 
     formats = [name.strip() for name in options.format.split(",") if name.strip()]
-    about = export_model(options.run_folder, options.out, options.local, options.rows, formats)
+    personal = Personal.open(options.run_folder, options.task, options.model)
+    about = export_model(personal, options.out, options.local, options.rows, formats)
     if not options.json:
         rows = ", ".join(f"{name} for {each or 'any number of'} rows" for name, each in about["rows"].items())
         show.say(f"Wrote {rows} with {about['bytes']:,} bytes of parameters to {options.out}.")

@@ -15,6 +15,7 @@ from typing import Any
 
 from partwise.cli import show
 from partwise.cli.interrupt import begin_work
+from partwise.cli.operator_requests import as_operator, is_url
 from partwise.cli.progress import show_progress
 from partwise.types import UserError, counted
 
@@ -213,7 +214,7 @@ def _link(options: Options) -> Iterator[Any]:
 
 def kept_model(run: str) -> Path:
     """The folder of a run; of a URL, the folder with the model that was fetched from there."""
-    if not _is_url(run):
+    if not is_url(run):
         return Path(run)
     from partwise.deployment.fetch import place_of
 
@@ -225,7 +226,7 @@ def kept_model(run: str) -> Path:
 @needed()
 def refreshed(options: Options) -> Path:
     """The folder of a run; of a URL, after fetching the newest version of its model, if the server answers."""
-    if not _is_url(options.run_folder):
+    if not is_url(options.run_folder):
         return Path(options.run_folder)
     from partwise.deployment.auth import DeviceKey
     from partwise.deployment.fetch import fetch_run, place_of
@@ -341,7 +342,7 @@ def _change(
     options: Options, here: Callable[[Any], Any], there: tuple[str, Mapping[str, Any]] | None
 ) -> None:
     """Change the keys of a run: in its journal on this host, or at its server with an operator's token."""
-    if not _is_url(options.where):
+    if not is_url(options.where):
         from partwise.deployment.federation import JOURNAL_FILE
         from partwise.deployment.journal import Journal
         from partwise.deployment.key_ring import KeyRing
@@ -359,32 +360,8 @@ def _change(
 
 
 def _post(options: Options, path: str, body: Mapping[str, Any]) -> None:
-    import urllib3
-
-    if not options.token:
-        raise UserError(
-            "a server at a URL needs an operator's token: --token FILE (`partwise enroll RUN --operator NAME`)"
-        )
-    from partwise.deployment.auth import read_token
-    from partwise.deployment.http_link import trusted
-
-    token = read_token(options.token)
-    pool = urllib3.PoolManager(ca_certs=trusted(options.authority), retries=False, timeout=30)
-    try:
-        answer = pool.request(
-            "POST",
-            options.where.rstrip("/") + path,
-            body=json.dumps(dict(body)).encode(),
-            headers={"authorization": f"Bearer {token}"},
-        )
-    except urllib3.exceptions.HTTPError as error:
-        raise UserError(f"{options.where} does not answer: {error}") from None
-    if answer.status != 200:
-        raise UserError(f"{options.where} refused: {answer.data.decode(errors='replace')}")
-
-
-def _is_url(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
+    request = as_operator(options.where, options.token, options.authority)
+    request("POST", path, json.dumps(dict(body)).encode())
 
 
 def _public(text: str) -> bytes:

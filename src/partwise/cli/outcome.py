@@ -37,6 +37,7 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
         make_parser().print_help(sys.stderr)
         return 2
     options = make_parser().parse_args(given)
+    options.given = list(given)
     options.began = process_start() if whole_process else time.perf_counter()
     try:
         _keep_compiled_programs()
@@ -85,6 +86,8 @@ def _fail(message: str, options: argparse.Namespace, code: int) -> int:
 
 def _stopped(options: argparse.Namespace) -> str:
     """How to continue, if there is something to continue with."""
+    if getattr(options, "again", None):
+        return f"stopped. Go on with: {options.again}"
     folder = getattr(options, "folder", None)
     if folder is None:
         return "stopped."

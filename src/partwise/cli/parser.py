@@ -7,7 +7,10 @@ from collections.abc import Callable
 
 from partwise import __version__
 from partwise.cli import commands
+from partwise.cli.comparing_parser import add_comparing
+from partwise.cli.looking_parser import add_looking
 from partwise.cli.network_parser import add_network
+from partwise.cli.recommending import add_recommend, add_run
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -37,7 +40,10 @@ def make_parser() -> argparse.ArgumentParser:
     _add_reproduce(command)
     _add_personalize(command)
     _add_predict(command)
+    add_recommend(command)
     _add_export(command)
+    add_looking(command)
+    add_comparing(command, _add_task)
     add_network(command, _add_task)
     _add_rest(command)
     return parser
@@ -72,12 +78,19 @@ def _add_train(command: Command) -> None:
     _add_task(sub)
     sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
     sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    sub.add_argument(
+        "--log",
+        action="append",
+        default=[],
+        metavar="NAME[:PLACE]",
+        help="write a log too: tensorboard[:DIR], wandb[:PROJECT], mlflow[:URI]; may be given several times",
+    )
     _add_quiet(sub)
 
 
 def _add_task(sub: argparse.ArgumentParser) -> None:
     """What is trained."""
-    sub.add_argument("task", nargs="?", help="a name from `partwise tasks`")
+    sub.add_argument("task", nargs="?", help="a name from `partwise tasks`, or module:function")
     sub.add_argument("--algorithm", help="a name from `partwise algorithms` (default: the task's own)")
     _add_preset(sub)
     sub.add_argument("--data", help="file or folder of the data (default: PARTWISE_DATA)")
@@ -98,9 +111,11 @@ def _add_settings(command: Command) -> None:
 
 def _add_evaluate(command: Command) -> None:
     sub = command("evaluate", commands.evaluate, "evaluate a run again, perhaps with other settings")
-    sub.add_argument("run_folder", metavar="RUN")
+    add_run(sub, "RUN")
     sub.add_argument("--split", default="test", help="train, validation or test")
     sub.add_argument("--data", help="file or folder of the run's data (default: where it was)")
+    sub.add_argument("--per-client", metavar="FILE", help="write every client's metrics (.csv or .parquet)")
+    sub.add_argument("--group", metavar="FILE.csv:CLIENT,COLUMN", help="groups of clients to be compared")
     _add_set(sub)
 
 
@@ -123,7 +138,7 @@ def _add_reproduce(command: Command) -> None:
 def _add_personalize(command: Command) -> None:
     more = ". From a URL, the newest version of the model is fetched first, if the server answers."
     sub = command("personalize", commands.personalize, "rebuild a client's local part, offline", more)
-    sub.add_argument("run_folder", metavar="RUN|URL")
+    add_run(sub)
     sub.add_argument("--key", metavar="FILE", help="the device's key, for a URL (`partwise enroll`)")
     sub.add_argument("--authority", metavar="FILE", help="certificate that signed the server's, for a URL")
     sub.add_argument(
@@ -138,7 +153,7 @@ def _add_personalize(command: Command) -> None:
 
 def _add_predict(command: Command) -> None:
     sub = command("predict", commands.predict, "use a model with a client's local part, offline")
-    sub.add_argument("run_folder", metavar="RUN|URL", help="of a URL, the model that personalize fetched")
+    add_run(sub, help="of a URL, the model that personalize fetched")
     sub.add_argument("--local", required=True, metavar="FILE")
     sub.add_argument("--client", required=True, metavar="FILE", help="CSV or Parquet of what to predict for")
     sub.add_argument("--id", metavar="VALUE", help="the client whose rows are meant, if FILE has several")
@@ -147,11 +162,13 @@ def _add_predict(command: Command) -> None:
 def _add_export(command: Command) -> None:
     more = ": parameters, StableHLO and a script that needs no partwise"
     sub = command("export", commands.export, "write a client's personal model for other systems", more)
-    sub.add_argument("run_folder", metavar="RUN")
+    add_run(sub, "RUN")
     sub.add_argument("--local", metavar="FILE", help="the client's local part, if the model has one")
     sub.add_argument("--out", required=True, metavar="DIR", help="a new folder, or an earlier export")
     sub.add_argument("--rows", type=int, metavar="N", help="rows at once (default: any number, if it can be)")
-    sub.add_argument("--format", default="stablehlo", help="stablehlo, onnx or stablehlo,onnx")
+    sub.add_argument(
+        "--format", default="stablehlo", help="one or more of stablehlo, onnx, numpy, with commas"
+    )
 
 
 def _add_rest(command: Command) -> None:

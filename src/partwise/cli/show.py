@@ -44,6 +44,14 @@ def summary(told: Mapping[str, Any], folder: Any) -> None:
     """The end of a run: metrics, what was left out, costs, and the folder."""
     _metrics(told)
     _left_out(told)
+    if told.get("stopped"):
+        say(f"Ended before its last round: {told['stopped']}.")
+    if told.get("best_model"):
+        best = told["best_model"]
+        say(
+            f"The best model is of round {best['round']:,} (validation {best['metric']} {best['value']:.4f}); it "
+            f"is in best.safetensors (--model best)."
+        )
     if told.get("privacy"):
         promise(told["privacy"])
     down, up = told["bytes_down_per_client"], told["bytes_up_per_client"]
@@ -153,6 +161,14 @@ def predictions(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
     table = _table(["row", *keys], ["output"])
     for row in rows:
         table.add_row(str(row["row"]), *(str(row[name]) for name in keys), output_words(row["output"]))
+    out.print(table)
+
+
+def recommended(column: str, found: Sequence[Any]) -> None:
+    """Items and their scores, the best first."""
+    table = _table(["", column], ["score"])
+    for place, each in enumerate(found, 1):
+        table.add_row(str(place), str(each.id), f"{each.score:.4f}")
     out.print(table)
 
 

@@ -20,6 +20,7 @@ from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
 from partwise.config.protection import protection
+from partwise.config.sections import KeepConfig, StopConfig
 from partwise.config.settings import Config
 from partwise.config.sum_sizes import least_of
 from partwise.data.heat import Heat
@@ -100,6 +101,11 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
 def _check_deployable(task: Task, config: Config) -> None:
     """Raise `UserError` if the algorithm needs what devices do not know: the number of a client among all."""
     check_promise(config)
+    if config.stop != StopConfig() or config.keep != KeepConfig():
+        raise UserError(
+            "stop.* and keep.* are read by `partwise train` alone: a deployed run ends after its rounds (--rounds) "
+            "and keeps its versions (deploy.keep). Leave them out"
+        )
     trains = find_algorithm(config.algorithm).trains
     setting = task.stateful if trains == "stateful" else task.personal
     if setting is not None and setting.own_spaces:

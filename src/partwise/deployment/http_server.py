@@ -117,7 +117,7 @@ class _Application:
             post("/v1/model/slices", self.model, keys),
             Route("/v1/files/{name}", self.guarded("/v1/files", self.file)),
             Route("/healthz", self.health),
-            *operator_routes(self.hub, self.meters, self.guarded),
+            *operator_routes(self.hub, self.meters, self.guarded, self.offer.settings, self.waiting),
         ]
         app = Starlette(routes=routes, lifespan=self.lifespan)
         app.state.wake = self.wake_all  # before the server stops

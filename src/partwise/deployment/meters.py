@@ -52,6 +52,17 @@ class Meters:
         self._open.set(phase == "open")
         self._waiting.set(waiting)
 
+    def refusals(self) -> dict[str, int]:
+        """How many reports this process has refused, by reason."""
+        found = next(iter(self._refused.collect())).samples
+        return {each.labels["reason"]: int(each.value) for each in found if each.name.endswith("_total")}
+
+    def errors(self) -> int:
+        """How many requests this process could not answer by its own fault."""
+        found = next(iter(self._requests.collect())).samples
+        faults = (each for each in found if each.name.endswith("_total") and each.labels["status"] >= "500")
+        return int(sum(each.value for each in faults))
+
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         self._memory.set(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,7 +1,7 @@
 """What operators may ask of a server, with their token. No key of a device reaches these.
 
 GET  /metrics                     for Prometheus
-GET  /v1/operator/status          the round, and the records of the last versions
+GET  /v1/operator/status?after=N  the round, and the records of the versions after N (by default, of the last)
 GET  /v1/operator/keys            devices and operators
 POST /v1/operator/enroll          {"public": "base64", "label": "ann's phone", "days": 365}
 POST /v1/operator/revoke          {"name": "id or label"}
@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sized
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -23,40 +25,57 @@ from starlette.routing import Route
 
 from partwise.deployment.auth import KeyRow, device_of, verify_operator
 from partwise.deployment.bodies import read_body, read_json
+from partwise.deployment.book import RoundRow
 from partwise.deployment.hub import Hub
 from partwise.deployment.key_ring import acts, note
 from partwise.deployment.meters import Meters
 from partwise.types import UserError
 
 MOST = 1 << 16  # bytes of a request
-SHOWN = 20  # versions in the status
+SHOWN, AT_ONCE = 20, 500  # versions in the status: unless it is asked after which; at most
 DAY = 86_400
 
 Answer = Callable[[Request], Awaitable[Response]]
 Guarded = Callable[[str, Answer], Answer]
 
 
-def operator_routes(hub: Hub, meters: Meters, guarded: Guarded) -> list[Route]:
-    """The routes. `guarded` makes errors into answers."""
+def operator_routes(
+    hub: Hub, meters: Meters, guarded: Guarded, settings: Mapping[str, Any], waiting: Sized = ()
+) -> list[Route]:
+    """The routes. `guarded` makes errors into answers. `settings` are those of the run, and `waiting` the devices
+    that wait for work."""
 
     def route(path: str, work: Callable[[str, bytes], Any], method: str = "GET") -> Route:
+        """`work` gets who asks, and what: the body of a POST, the query of a GET."""
+
         async def answer(request: Request) -> Response:
             who = verify_operator(request.headers, hub.keys.get, time.time())
             body = await read_body(request.stream(), MOST)
+            body = body if method == "POST" else request.url.query.encode()
             found = await asyncio.to_thread(work, who, body)
             return found if isinstance(found, Response) else JSONResponse(found)
 
         return Route(path, guarded(path, answer), methods=[method])
 
     def status(who: str, body: bytes) -> Any:
-        row = hub.round()
-        last = range(max(1, row.number - SHOWN + 1), row.number + 1)
+        row, after = hub.round(), _after(body)
+        first = max(0, row.number - SHOWN if after is None else after) + 1
+        last = range(first, min(row.number + 1, first + AT_ONCE))
         found = [version for version in map(hub.version, last) if version]
         records = [
             json.loads(each.record) | ({"metrics": json.loads(each.metrics)} if each.metrics else {})
             for each in found
         ]
-        return {**row._asdict(), "rounds": hub.coordinator.rules.rounds, "versions": records}
+        told = {**row._asdict(), "rounds": hub.coordinator.rules.rounds, "versions": records}
+        return told | {"settings": dict(settings), "errors": meters.errors()} | devices(row)
+
+    def devices(row: RoundRow) -> dict[str, Any]:
+        """What the round's devices do. If clients are promised privacy, how many there are is not told."""
+        if hub.coordinator.server.algorithm.aggregator.private:
+            return dict.fromkeys(("waiting", "tasks", "refused"))
+        counts = hub.clerk.do(lambda book: book.tally("train", row.number, row.attempt, time.time()))
+        tasks = {"asked": counts.clients, "reported": counts.reported, "lost": counts.lost}
+        return {"waiting": len(waiting), "tasks": tasks, "refused": meters.refusals()}
 
     def keys(who: str, body: bytes) -> Any:
         shown = ("device", "label", "expires", "revoked", "role")
@@ -91,3 +110,13 @@ def operator_routes(hub: Hub, meters: Meters, guarded: Guarded) -> list[Route]:
         route("/v1/operator/revoke", revoke, "POST"),
         route("/v1/operator/audit", audit),
     ]
+
+
+def _after(query: bytes) -> int | None:
+    """The version after which an operator wants to know more."""
+    given = parse_qs(query.decode()).get("after")
+    if given is None:
+        return None
+    if not re.fullmatch(r"\d{1,9}", given[-1], re.ASCII):
+        raise UserError(f"after must be the number of a version, not '{given[-1][:40]}'")
+    return int(given[-1])
