@@ -15,7 +15,7 @@ PAGES = {  # file -> page
     "examples/README.md": "examples.md",
     "examples/browser/README.md": "browser.md",
 }
-OTHERS = ("CITATION.cff",)  # files that are linked to and are shown as they are
+OTHERS = ("CITATION.cff", "examples/tour.ipynb")  # files that are linked to and are shown as they are
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:

@@ -17,7 +17,7 @@ PACKAGE = Path(partwise.__file__).parent
 ROOMS = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"} - {"__init__"}
 PAGES = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 SETTINGS = ("data.", "select.", "server.settings")
-FILES = re.compile(r".*\.(py|toml|json|jsonl|onnx|safetensors|stablehlo)")
+FILES = re.compile(r".*\.(py|toml|json|jsonl|npz|onnx|safetensors|stablehlo)")
 OBJECTS = {
     "client.kept",
     "client.rng",

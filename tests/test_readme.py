@@ -19,7 +19,10 @@ from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
-PAGES_OF_CODE = "adding data deployment devices diverges export exporting heat keras nnx seeds torch"
+PAGES_OF_CODE = (
+    "adding clients comparing data deployment devices diverges events export exporting following heat"
+)
+PAGES_OF_CODE += " keras looking nnx recommending reopening seeds sweeping torch"
 NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
 
 
@@ -62,8 +65,13 @@ def test_the_readmes_example_runs_in_at_most_15_lines(tables):
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     printed = run(code, tables).splitlines()
     assert float(printed[0].split()[0]) < 1.2
-    assert [line.split()[0] for line in printed[-5:]] == ["0", "1", "2", "3", "4"]  # the rows of unseen.csv
-    assert all(-5 < float(line.split()[1]) < 5 for line in printed[-5:])
+    rows, best = printed[-15:-10], printed[-10:]
+    assert [line.split()[0] for line in rows] == ["0", "1", "2", "3", "4"]  # of unseen.csv
+    assert all(-5 < float(line.split()[1]) < 5 for line in rows)
+    scores = [float(line.split()[1]) for line in best]
+    assert scores == sorted(scores, reverse=True)
+    mine = (tables / "my_ratings.csv").read_text()
+    assert not any(f"{line.split()[0]}," in mine for line in best)  # what it has rated is left out
     summary = json.loads((tables / "runs" / "mine" / "summary.json").read_text())
     again = evaluate_run(tables / "runs" / "mine", data=str(tables / "ratings.csv"))
     assert again["rmse"] == pytest.approx(summary["test"]["rmse"], rel=1e-6)
@@ -109,12 +117,14 @@ def test_the_page_of_a_framework_goes_from_a_model_to_a_personal_one_in_15_lines
 ):
     if not all(importlib.util.find_spec(package) for package in packages):
         pytest.skip(f"{' and '.join(packages)} not installed")
-    _, ours = parts(f"docs/{framework}.md")
+    _, ours, again = parts(f"docs/{framework}.md")
     assert len([line for line in ours.splitlines() if line.strip()]) <= 15
+    assert len([line for line in again.splitlines() if line.strip()]) <= 10
     judged, own = run(blocks(f"docs/{framework}.md"), tmp_path).strip().split("\n", 1)
     value = float(judged.split()[-1])
     assert value < 0.6 if framework == "keras" else value > 0.7
     assert own.startswith(kept)
+    assert own.endswith("as Personal predicts: True")
 
 
 def test_the_code_of_the_page_on_data_runs(tmp_path):
@@ -134,6 +144,11 @@ def test_the_code_of_the_page_on_seeds_runs(tmp_path):
     assert told == ["True", "False", "True"]
 
 
+def test_the_code_of_the_page_on_looking_writes_a_report(tmp_path):
+    assert run(blocks("docs/looking.md"), tmp_path) == "report.html\n"
+    assert "with 2 seeds" in (tmp_path / "report.html").read_text()
+
+
 def test_the_code_of_the_page_on_divergence_names_the_client(tmp_path):
     assert run(blocks("docs/diverges.md"), tmp_path).startswith("broken: {99}\n")
 
@@ -149,6 +164,58 @@ def test_the_code_of_the_page_on_export_runs(tmp_path):
     printed = run(blocks("docs/export.md"), tmp_path)
     assert printed.startswith("{'item': {'shape': [], 'type': 'int32', 'column': 'item', 'ids': True}}")
     assert printed.endswith("as Personal predicts: True\n")
+
+
+def test_the_code_of_the_page_on_events_runs(tmp_path):
+    rows = [f"u{user},i{(user + 3 * step) % 9},{step}" for user in range(30) for step in range(6)]
+    (tmp_path / "events.csv").write_text("\n".join(["user,item,time", *rows]))
+    ndcg, hit = map(float, run(blocks("docs/events.md"), tmp_path).split())
+    assert 0 < ndcg <= hit <= 1
+
+
+def test_the_code_of_the_page_on_recommending_runs(tmp_path):
+    printed = run(blocks("docs/recommending.md"), tmp_path)
+    assert len(re.findall(r"^m\d\d -?\d", printed, re.M)) == 5
+    assert "of those, seen: 0" in printed
+    assert len(re.findall(r"'m\d\d'", printed)) == 3
+
+
+def test_the_code_of_the_page_on_reopening_runs(tmp_path):
+    (module,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/reopening.md").read_text(), re.S)
+    (tmp_path / "films.py").write_text(module)
+    printed = run(blocks("docs/reopening.md"), tmp_path)
+    assert "the same again: True" in printed
+    assert "with its setting: True" in printed
+
+
+def test_the_code_of_the_page_on_following_runs(tmp_path):
+    why, rounds, schedule, stopped = run(blocks("docs/following.md"), tmp_path).splitlines()
+    assert why.startswith("rmse got no better than")
+    assert int(rounds.split()[1]) <= int(rounds.split()[3]) < 400
+    assert (schedule, stopped) == ("values:1.0,1.0,1.", "stopped: good enough")
+
+
+def test_the_code_of_the_page_on_clients_runs(tmp_path):
+    printed = run(blocks("docs/clients.md"), tmp_path)
+    assert printed.startswith(
+        "['client', 'examples', 'judged', 'group', 'rmse', 'accuracy', 'loss']\nworst tenth"
+    )
+
+
+def test_the_code_of_the_page_on_comparing_runs(tmp_path):
+    settings, means, told = run(blocks("docs/comparing.md"), tmp_path).splitlines()
+    assert settings == "{'server.rate': [0.1, 0.3]}"
+    assert means.count(",") == 1
+    assert "paired by 3 seeds" in told
+    assert (tmp_path / "comparison" / "compare.png").exists()
+
+
+def test_the_code_of_the_page_on_sweeping_runs(tmp_path):
+    pytest.importorskip("optuna")
+    printed = run(blocks("docs/sweeping.md"), tmp_path)
+    assert printed.startswith("{'server.rate': 0.3}")
+    assert "{'server.rate': " in printed.splitlines()[-1]
+    assert (tmp_path / "sweeps" / "rates" / "best.toml").exists()
 
 
 def test_every_page_with_code_is_run_by_a_test():

@@ -77,6 +77,9 @@ const UNDERSTOOD = {
   "update.method": ["steps"],
   "update.optimizer": ["sgd"],
   "update.joint": [false],
+  "update.begin": ["first"],
+  "update.schedule": ["constant"],
+  "reconstruct.schedule": ["constant"],
   "update.passes": [1],
   "select.item": ["own", "all"],
   "server.weighting": ["examples", "uniform"],
@@ -87,7 +90,7 @@ const UNDERSTOOD = {
   "cohort.min_examples": [0],
   "privacy.clip": ["none"], // it does not clip its updates
 };
-const NUMBERS = /^(split\.(batch_size|percent)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
+const NUMBERS = /^(split\.(batch_size|percent|count)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
 const OTHERS = /^(?!(split|reconstruct|update|select)\.)/; // only the sections that clients read are closed to new settings
 const MOST_SOLVED = 512; // local numbers; beyond that the Python device takes another method
 

@@ -21,14 +21,24 @@ if TYPE_CHECKING:
     from partwise.model.spec import Metric as Metric
     from partwise.model.spec import Model as Model
     from partwise.model.torch import torch_model as torch
+    from partwise.pages.report import report as report
+    from partwise.runs.callbacks import Callback as Callback
+    from partwise.runs.compare import compare as compare
+    from partwise.runs.loggers import mlflow as mlflow
+    from partwise.runs.loggers import tensorboard as tensorboard
+    from partwise.runs.loggers import wandb as wandb
+    from partwise.runs.per_client import fairness as fairness
     from partwise.runs.personal import Personal as Personal
     from partwise.runs.personal import load_local as load_local
     from partwise.runs.personal import save_local as save_local
+    from partwise.runs.reopen import load as load
+    from partwise.runs.sweep import sweep as sweep
     from partwise.runs.train import Run as Run
     from partwise.runs.train import train as train
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
+    from partwise.tasks.events import events_task as events_task
     from partwise.tasks.ratings import ratings_task as ratings_task
     from partwise.types import UserError as UserError
 
@@ -36,11 +46,19 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "partwise.data": ("ClientStore", "by_client", "open_store", "read_rows", "read_table"),
+    "partwise.pages.report": ("report",),
+    "partwise.runs.callbacks": ("Callback",),
+    "partwise.runs.loggers": ("mlflow", "tensorboard", "wandb"),
+    "partwise.runs.per_client": ("fairness",),
     "partwise.runs.personal": ("Personal", "load_local", "save_local"),
+    "partwise.runs.reopen": ("load",),
+    "partwise.runs.compare": ("compare",),
+    "partwise.runs.sweep": ("sweep",),
     "partwise.runs.train": ("Run", "train"),
     "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
     "partwise.tasks": ("Setting", "Task", "load_task"),
+    "partwise.tasks.events": ("events_task",),
     "partwise.tasks.ratings": ("ratings_task",),
     "partwise.types": ("UserError",),
 }
@@ -49,6 +67,7 @@ _HOME_OF = {name: (home, name) for home, names in _HOMES.items() for name in nam
     for framework in ("keras", "nnx", "torch")
 }
 __all__ = [  # written out, because a type checker reads it
+    "Callback",
     "ClientStore",
     "Metric",
     "Model",
@@ -58,22 +77,31 @@ __all__ = [  # written out, because a type checker reads it
     "Task",
     "UserError",
     "by_client",
+    "compare",
+    "events_task",
+    "fairness",
     "frozen",
     "keras",
     "keyed",
+    "load",
     "load_local",
     "load_task",
     "local",
+    "mlflow",
     "nnx",
     "open_store",
     "partition",
     "ratings_task",
     "read_rows",
     "read_table",
+    "report",
     "save_local",
     "shared",
+    "sweep",
+    "tensorboard",
     "torch",
     "train",
+    "wandb",
 ]
 
 
