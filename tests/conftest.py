@@ -189,11 +189,24 @@ def recorded_cohorts():
     return recorded
 
 
+@pytest.fixture(scope="session")
+def optimizations():
+    """A context in which programs are compiled with optimizations, or without most of them."""
+
+    @contextmanager
+    def switched(on: bool):
+        before = jax.config.read("jax_disable_most_optimizations")
+        jax.config.update("jax_disable_most_optimizations", not on)
+        jax.clear_caches()  # small programs of JAX's own would stay, and round in another way
+        yield
+        jax.config.update("jax_disable_most_optimizations", before)
+        jax.clear_caches()
+
+    return switched
+
+
 @pytest.fixture(scope="module")
-def quick_programs():
+def quick_programs(optimizations):
     """Programs that run only a few times: most of the time goes into compiling them."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
-    jax.clear_caches()  # small programs of JAX's own would stay, and round in another way
+    with optimizations(False):
+        yield

@@ -33,10 +33,11 @@ def tiny() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory) -> Path:
-    """The folder of such a run; nobody writes to it."""
+def tiny_run(tmp_path_factory, optimizations) -> Path:
+    """The folder of such a run; nobody writes to it. It may be made first for a test that wants quick programs."""
     out = tmp_path_factory.mktemp("tiny") / "run"
-    train("planted", out=out, changes=TINY)
+    with optimizations(True):
+        train("planted", out=out, changes=TINY)
     return out
 
 
