@@ -29,6 +29,19 @@ os.environ |= {  # for the processes that tests start, and the workers of this s
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
 
+
+def pytest_configure(config) -> None:
+    """Most of the time of fast tests would go into compiling, so they do without most optimizations, as do the
+    processes that they start. The slow ones run what users run."""
+    if "not slow" in config.getoption("markexpr"):
+        quick = (
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_use_fusion_emitters=false",
+        )
+        os.environ["XLA_FLAGS"] = " ".join((os.environ.get("XLA_FLAGS", ""), *quick))
+
+
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -187,26 +200,3 @@ def recorded_cohorts():
             yield drawn
 
     return recorded
-
-
-@pytest.fixture(scope="session")
-def optimizations():
-    """A context in which programs are compiled with optimizations, or without most of them."""
-
-    @contextmanager
-    def switched(on: bool):
-        before = jax.config.read("jax_disable_most_optimizations")
-        jax.config.update("jax_disable_most_optimizations", not on)
-        jax.clear_caches()  # small programs of JAX's own would stay, and round in another way
-        yield
-        jax.config.update("jax_disable_most_optimizations", before)
-        jax.clear_caches()
-
-    return switched
-
-
-@pytest.fixture(scope="module")
-def quick_programs(optimizations):
-    """Programs that run only a few times: most of the time goes into compiling them."""
-    with optimizations(False):
-        yield

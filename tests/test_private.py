@@ -141,10 +141,6 @@ def search_text(blob: bytes, runs: np.ndarray) -> bool:
     return False
 
 
-# They run only a few times, and a spy's program is not kept: most of the time goes into compiling.
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
-
 @pytest.fixture
 def spy(monkeypatch):
     monkeypatch.setitem(TASKS, "secret", Entry("a planted secret", load_secret, secret_settings))

@@ -33,8 +33,6 @@ from partwise.tasks.base import Setting
 from partwise.testing import check_algorithm
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 PLANTED = {"data.num_clients": 40, "data.num_items": 20, "data.mean_examples": 12, "data.dim": 2}
 TAGS = {"data.num_clients": 30, "data.num_words": 60, "data.num_tags": 5, "data.words_per_example": 5}
 WORDS = {

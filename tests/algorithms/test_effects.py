@@ -161,7 +161,7 @@ def test_a_trained_model_is_not_judged_by_settings_of_training(key):
     assert not any(fnmatch(key, pattern) for pattern in JUDGING)
 
 
-def test_on_the_command_line(tmp_path, capsys, quick_programs):
+def test_on_the_command_line(tmp_path, capsys):
     """Refused before anything runs; the record of a run is not, and evaluation goes by the same rule."""
     small = [f"--set=data.{key}={value}" for key, value in TINY.items()]
     train = ["train", "planted", "--rounds", "2", "--cohort", "4", *small, "--json", "--out"]

@@ -23,7 +23,6 @@ from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 SHAPE = {"num_clients": 30, "sentences": 6, "num_words": 9, "num_buckets": 3, "length": 4}
 SHAPE |= {"embedding": 4, "units": 5, "words": "input"}
 PLANTED = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}

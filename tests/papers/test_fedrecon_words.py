@@ -21,7 +21,6 @@ from partwise.runs.summary import judged
 from partwise.runs.sweep_plan import RATES
 from partwise.runs.train import silent
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 SEEDS, USERS = 2, 30
 FEW = (words.TRAININGS[1], words.RECON, words.YOGI)  # of those that table 2 compares
 NAMES = [row.name for training in FEW for row in training.rows]

@@ -22,9 +22,6 @@ from partwise.tasks import load_task
 TAGS = [f"tag{k}" for k in range(8)]
 
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
-
 @pytest.fixture(scope="module")
 def stackexchange(tmp_path_factory):
     """A dump of 60 users with three questions each, as `posts.parquet`."""

@@ -14,8 +14,6 @@ from partwise.papers.fedsubavg import ALGORITHMS, CASES, Comparison, Curves, Lin
 from partwise.papers.reproduce import reproduce
 from partwise.runs.train import silent
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory, liked_folder):

@@ -12,7 +12,6 @@ from partwise.papers import staleness
 from partwise.papers.staleness import METHODS, Judged, StalenessRuns, by_age, rmse
 from partwise.runs.train import silent
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 COHORT, RATE, SEED = 2, 0.05, 1
 
 

@@ -33,11 +33,10 @@ def tiny() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory, optimizations) -> Path:
-    """The folder of such a run; nobody writes to it. It may be made first for a test that wants quick programs."""
+def tiny_run(tmp_path_factory) -> Path:
+    """The folder of such a run; nobody writes to it."""
     out = tmp_path_factory.mktemp("tiny") / "run"
-    with optimizations(True):
-        train("planted", out=out, changes=TINY)
+    train("planted", out=out, changes=TINY)
     return out
 
 

@@ -16,7 +16,6 @@ from partwise.runs.summary import judged
 from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 SMALL = {"rounds": 2, "cohort.size": 4, "simulation.lanes": 2, "data.dim": 2}
 
 

@@ -38,8 +38,6 @@ from partwise.tasks import Setting
 from partwise.tasks.next_word import next_word_task
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 PLANTED = {"data.num_clients": 40, "data.num_items": 30, "data.mean_examples": 12, "data.dim": 4}
 WORDS = {"data.num_clients": 20, "data.sentences": 8, "data.num_words": 30, "data.num_buckets": 4}
 TAGS = {"data.num_clients": 30, "data.num_words": 120, "data.num_tags": 12, "data.mean_examples": 8}

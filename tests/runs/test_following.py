@@ -15,7 +15,6 @@ from partwise.runs.stopping import Best, WatchedMetric, no_better
 from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 FOLLOWED = {
     "data.num_clients": 60,
     "rounds": 60,

@@ -21,8 +21,6 @@ from partwise.runs.train import train
 from partwise.selection.key_heat import count_heats
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 DATA = {"data.num_clients": 40, "data.num_items": 20, "data.mean_examples": 12, "data.dim": 2}
 TAGS = {"data.num_clients": 30, "data.num_words": 60, "data.num_tags": 5, "data.words_per_example": 5}
 COUNT = {"algorithm": "count_heat", "simulation.lanes": 4}

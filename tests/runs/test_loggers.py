@@ -10,9 +10,6 @@ from partwise.runs.loggers import make_logger, scalars
 from partwise.runs.train import train
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
-
 BLOCK = 1 << 15
 
 

@@ -10,8 +10,6 @@ from partwise.runs.rounds import Status
 from partwise.runs.train import train
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 
 class Handle:
     def __init__(self):

@@ -26,8 +26,6 @@ from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.testing import check_algorithm
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
-
 PLANTED = {
     "data.num_clients": 40,
     "data.num_items": 30,

@@ -12,7 +12,6 @@ from partwise.runs.per_client import DIRECTION, parse_groups, write_clients
 from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 PRIVATE = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
 
 

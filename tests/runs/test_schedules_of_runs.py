@@ -9,7 +9,6 @@ from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 STEPS = {"reconstruct.method": "steps", "update.method": "steps", "rounds": 4}
 HALVES = {"update.schedule": "exponential:0.5", "reconstruct.schedule": "exponential:0.25"}
 

@@ -24,7 +24,6 @@ from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 ITEMS, DIM = 30, 4
 HELD = ([0, 1, 2], list(range(30)), [5] * 7, [3, 9, 27, 9, 3], list(range(22)))
 

@@ -38,7 +38,6 @@ RATES = {"recon": 0.1, "update": 0.2, "server": 0.8}
 RNG = jax.random.key(4)
 SEED, ROUND = 3, 2
 PLACES = [4, 1, 0, 7, 3]
-pytestmark = pytest.mark.usefixtures("quick_programs")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.testing import check_algorithm
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 RATES = {"reconstruct": 0.1, "update": 0.1, "server": 0.5, "pull": 1.0}
 WAYS = {
     "steps": lambda rates: reconstruct.by_steps(Schedule(4), rates["reconstruct"], 0.1),

@@ -21,7 +21,6 @@ from partwise.tasks.next_word_lstm import Layouts, next_word_lstm_task, settings
 from partwise.testing import check_task
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 WORDS, BUCKETS, LENGTH = 11, 4, 5
 IDS = TokenIds(WORDS, BUCKETS)
 SHAPE = {"embedding": 4, "units": 6}

@@ -14,7 +14,7 @@ SHORT = ["--rounds", "2", "--cohort", "4", "--set", "simulation.lanes=1", "--jso
 
 
 @pytest.fixture(scope="module")
-def paper_run(tmp_path_factory, liked_folder, quick_programs):
+def paper_run(tmp_path_factory, liked_folder):
     folder = tmp_path_factory.mktemp("runs") / "paper"
     command = ["train", "movielens", "--preset", "paper", "--data", str(liked_folder), *SHORT]
     assert main([*command, "--out", str(folder)]) == 0
@@ -45,7 +45,7 @@ def test_a_run_with_a_preset_is_used_as_any_other(paper_run, tmp_path, capsys):
     assert "says all settings already" in capsys.readouterr().err
 
 
-def test_another_preset_is_not_resumed(tmp_path, liked_folder, capsys, quick_programs):
+def test_another_preset_is_not_resumed(tmp_path, liked_folder, capsys):
     train = ["train", "movielens", "--data", str(liked_folder), *SHORT, "--out", str(tmp_path / "run")]
     assert main(train) == 0
     assert main([*train, "--resume", "--preset", "paper"]) == 2

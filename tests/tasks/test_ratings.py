@@ -34,7 +34,7 @@ def trained(store, out=None, **options):
 
 
 @pytest.fixture(scope="module")
-def run(quick_programs):
+def run():
     return trained(made())
 
 
@@ -64,13 +64,13 @@ def test_a_new_client_gets_something_like_its_own_ratings(run):
     assert np.abs(told - given).mean() < 1.0
 
 
-def test_ratings_that_are_all_the_same(quick_programs):
+def test_ratings_that_are_all_the_same():
     run = trained(made(lambda rating: np.full_like(rating, 7.0)))
     assert run.task.options["spread"] == 1.0
     assert run.test["rmse"] < 0.05
 
 
-def test_users_with_one_rating_only(quick_programs):
+def test_users_with_one_rating_only():
     """Nobody has a query set, so nobody can be judged; but they can be learned from, and personalise."""
     run = trained(made(counts=(1,) * 40))
     assert run.summary["broken"] == 0
@@ -89,7 +89,7 @@ def test_mean_and_spread_are_of_training_ratings_alone():
     assert ratings_task(made(), normalize=False).options["spread"] == 1.0
 
 
-def test_a_trained_model_is_used_without_its_data(tmp_path, quick_programs):
+def test_a_trained_model_is_used_without_its_data(tmp_path):
     """A few hundred rows of CSV, on a scale of its own: train, personalise offline, evaluate again."""
     store, rows = made(lambda rating: 20 * rating), ["user,item,rating"]
     for c in range(store.num_clients):
@@ -105,7 +105,7 @@ def test_a_trained_model_is_used_without_its_data(tmp_path, quick_programs):
     assert evaluate_run(tmp_path / "run")["rmse"] == pytest.approx(run.test["rmse"], rel=1e-6)
 
 
-def test_seen_users_have_an_algorithm_that_can_judge_them(liked_folder, quick_programs):
+def test_seen_users_have_an_algorithm_that_can_judge_them(liked_folder):
     run = train("movielens-seen", data=str(liked_folder), changes=QUICK | {"rounds": 2})
     assert run.config.algorithm == "fed_rep"
     assert np.isfinite(run.test["rmse"])

@@ -36,7 +36,7 @@ QUICK = {
     "simulation.lanes": 4,
 }
 # SASRec on the same file, with the same events held out and all items ranked: as Zhou et al. (S3-Rec, 2020) trained
-# it, in Table 1 of Rajput et al. (Recommender Systems with Generative Retrieval, 2023). It has no vector of the user,
+# it, in Table 1 of Rajput et al. (Recommender Systems with Generative Retrieval, 2023). It has no vector of a user,
 # and a binary loss with one negative.
 PUBLISHED = {"Beauty, transformer, in one place": {"ndcg@10": 0.0318, "hit@10": 0.0605}}
 COLORS = {"central": QUIET, "fed_recon": INK, "fed_per": RED}
