@@ -16,6 +16,7 @@ from partwise.runs.document import to_plain
 from partwise.runs.lock import check_place
 from partwise.runs.run_view import RunView, read_runs, whole
 from partwise.runs.seed_groups import group_over_seeds, is_compared
+from partwise.runs.series import main_metric
 from partwise.runs.significance import Difference, difference, holm
 from partwise.runs.sweep_result import spread_of
 from partwise.types import UserError, counted, unknown
@@ -104,7 +105,7 @@ def _metric(rows: Sequence[Sequence[RunView]], metric: str | None) -> str:
         )
     if metric is not None and metric not in known:
         raise unknown("metric", metric, known)
-    return metric or next((name for name in known if name != "loss"), "loss")
+    return metric or main_metric(known)
 
 
 def _judged_by(run: RunView) -> Iterable[str]:

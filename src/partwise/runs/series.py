@@ -66,6 +66,11 @@ def metrics_of(evaluation: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
     )
 
 
+def main_metric(names: Iterable[str]) -> str:
+    """The first of a model's metrics, the loss left out; the loss if there is no other."""
+    return next((name for name in names if name != "loss"), "loss")
+
+
 def as_float(value: Any) -> float:
     """A number; NaN for what is not told or not a number."""
     return float(value) if is_number(value) else math.nan

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from partwise.runs.run_view import RunView, failure, read_run, whole
+from partwise.runs.series import main_metric
 from partwise.runs.sweep_plan import SweepCell, SweepPlan
 from partwise.types import UserError, counted
 
@@ -36,7 +37,7 @@ def result_of(plan: SweepPlan, out: Path) -> dict[str, Any]:
     read = {name: whole(read_run(out / name)) for name in begun}
     runs = {name: run for name, run in read.items() if run.summary}
     first = next((run.summary for run in runs.values() if run.summary), None)
-    metric = plan.metric or (main_metric(first["test"]) if first else "loss")
+    metric = plan.metric or (main_metric(first["test"]["over_clients"]) if first else "loss")
     higher = bool(first) and first["better"].get(metric) == "higher"
     groups = [cells[i : i + len(plan.seeds)] for i in range(0, len(cells), len(plan.seeds))]
     rows = [_row(group, runs, metric, out) for group in groups]
@@ -51,11 +52,6 @@ def result_of(plan: SweepPlan, out: Path) -> dict[str, Any]:
         "best": best and {"settings": best["settings"], "run": best["runs"][0]},
         "privacy": first and first.get("privacy"),
     }
-
-
-def main_metric(evaluation: Mapping[str, Any]) -> str:
-    """The first metric of the model; the loss if there is none."""
-    return next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
 
 
 def _rank(value: float | None, higher: bool) -> float:
