@@ -11,7 +11,8 @@ import numpy as np
 from partwise.data import holdout
 from partwise.data.delimited import UTF8
 from partwise.data.store import ClientStore
-from partwise.model.partition import Initial, keyed, local, partition
+from partwise.model.partition import keyed, local, partition
+from partwise.model.roles import Initial
 from partwise.tasks.base import (
     COUNTS,
     PAPER,
