@@ -7,6 +7,7 @@ from rich.console import Console
 
 from partwise import bench
 from partwise.algorithms.registry import prepare
+from partwise.bench import benchmarks, costs, trainings
 from partwise.config.settings import Config
 from partwise.deployment import load
 from partwise.runs.resolve import resolve
@@ -20,7 +21,9 @@ def rates(seconds: float, algorithm: str = "fed_avg", **changes: object) -> dict
     """Of 24 clients with 6 sentences of 5 words each."""
     task = load_task("next-word-planted", num_clients=30, **SHAPE)
     named = {f"update.{name}": value for name, value in changes.items()}
-    return bench._rates(task, Config().changed({"algorithm": algorithm, "cohort.size": 10, **named}), seconds)
+    return trainings._rates(
+        task, Config().changed({"algorithm": algorithm, "cohort.size": 10, **named}), seconds
+    )
 
 
 def test_a_step_and_what_is_trained_in_a_second():
@@ -87,7 +90,7 @@ def test_a_case_that_fails_leaves_the_others_as_they_are(monkeypatch, capsys):
         bench.Case("small again", "next-word-planted", SMALL, rounds=2),
     ]
     monkeypatch.setitem(bench.BENCHMARKS, "three", bench.Benchmark("", lambda quick: cases))
-    monkeypatch.setattr(bench, "_alone", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(benchmarks, "_alone", lambda function, *arguments: function(*arguments))
     heard = []
     result = bench.bench("three", told=heard.append)
     assert ["error" in line for line in result["results"]] == [False, True, False]
@@ -107,7 +110,7 @@ def test_a_case_that_fails_leaves_the_others_as_they_are(monkeypatch, capsys):
 def test_a_server_under_polling_devices(capsys):
     """Three devices of ten that are registered, on a real server; every report is counted."""
     case = bench.Case("3 polling", "planted", {"cohort.size": 3, "data.dim": 2}, rounds=5)
-    told = bench._deployed(case, load.measure_polling(case.task, case.changes, case.rounds, registered=10))
+    told = costs._deployed(case, load.measure_polling(case.task, case.changes, case.rounds, registered=10))
     assert (told["reports"], told["lost"], told["agent_mb"]) == (15, 0, None)
     assert told["reports_per_second"] > 0
     assert told["server_mb"] > 10

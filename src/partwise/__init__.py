@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from partwise.data import read_table as read_table
     from partwise.model.keras import keras_model as keras
     from partwise.model.nnx import nnx_model as nnx
-    from partwise.model.partition import frozen as frozen
-    from partwise.model.partition import keyed as keyed
-    from partwise.model.partition import local as local
     from partwise.model.partition import partition as partition
-    from partwise.model.partition import shared as shared
+    from partwise.model.roles import frozen as frozen
+    from partwise.model.roles import keyed as keyed
+    from partwise.model.roles import local as local
+    from partwise.model.roles import shared as shared
     from partwise.model.spec import Metric as Metric
     from partwise.model.spec import Model as Model
     from partwise.model.torch import torch_model as torch
@@ -55,7 +55,8 @@ _HOMES = {
     "partwise.runs.compare": ("compare",),
     "partwise.runs.sweep": ("sweep",),
     "partwise.runs.train": ("Run", "train"),
-    "partwise.model.partition": ("frozen", "keyed", "local", "partition", "shared"),
+    "partwise.model.partition": ("partition",),
+    "partwise.model.roles": ("frozen", "keyed", "local", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
     "partwise.tasks": ("Setting", "Task", "load_task"),
     "partwise.tasks.events": ("events_task",),

@@ -191,7 +191,7 @@ def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        to_disk(path.parent)  # the renaming itself
     except OSError as error:
         reason = error.strerror or error
         raise UserError(
@@ -203,9 +203,9 @@ def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666)
             temporary.unlink()
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make sure that the renaming itself is on the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def to_disk(path: Path) -> None:
+    """Return when a file, or what a folder says of its files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

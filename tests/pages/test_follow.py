@@ -37,7 +37,9 @@ def going(copy):
 def test_only_what_is_new_is_read(going, monkeypatch):
     folder, more = going
     follower, read = FolderFollower(folder.path), []
-    monkeypatch.setattr(follow_run, "from_line", lambda line, run: read.append(line) or json.loads(line))
+    monkeypatch.setattr(
+        follow_run, "to_record", lambda line, number, run: read.append(line) or json.loads(line)
+    )
     run, moment = follower.look()
     assert (len(read), len(run.series.rounds), moment.state) == (10, 10, "training")
     folder.append(more[:3])
@@ -115,8 +117,13 @@ def test_the_end_and_the_damage_of_a_run(runs, copy):
     for _ in range(2):
         run, moment = follower.look()
         assert moment.state == "damaged"
-        assert "is damaged from line" in moment.words
+        assert "metrics.jsonl' is damaged: line" in moment.words
         assert 8 < len(run.series.rounds) < 16
+    (folder.path / "start.json").write_text("")
+    run, moment = FolderFollower(folder.path).look()
+    assert moment.state == "damaged"
+    assert "start.json" in moment.words
+    assert "metrics.jsonl" not in moment.words
 
 
 def test_a_writer_is_known_by_its_lock_file(tmp_path):

@@ -21,15 +21,22 @@ import pytest
 import partwise
 from partwise.cli import main
 from partwise.data.heat import Heat
+from partwise.pages.details import read_detailed
 from partwise.pages.page import make_page, make_view
-from partwise.pages.report import read_runs, report
+from partwise.pages.report import report
 from partwise.pages.run_groups import Curve, group_runs, thinned
-from partwise.pages.run_view import Series, known, read_run
 from partwise.runs.folder import Folder
+from partwise.runs.run_view import known
+from partwise.runs.series import Series
 from partwise.selection.key_heat import save_heats
 from partwise.types import UserError
 
 PLAIN = ("plain-0", "plain-1", "plain-2")
+
+
+def read_run(folder):
+    """A run as a report shows it."""
+    return read_detailed([folder])[0]
 
 
 def data_of(page: str) -> dict:
@@ -343,13 +350,3 @@ def test_whatever_a_summary_or_a_record_lacks_the_page_is_made(runs, name):
                 series = Series()
                 series.add(without(records[5], path, value))
                 make_page(make_view([run._replace(series=series)]))
-
-
-def test_the_folder_of_a_sweep_is_all_its_runs(copy, tmp_path):
-    """As in `partwise compare`."""
-    sweep = tmp_path / "sweep"
-    sweep.mkdir()
-    for name in ("plain-0", "plain-1"):
-        copy(name).rename(sweep / name)
-    (sweep / "sweep.json").write_text("{}")
-    assert [run.name for run in read_runs([sweep, sweep / "plain-0"])] == ["plain-0", "plain-1"]

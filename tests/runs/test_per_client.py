@@ -7,7 +7,7 @@ import pytest
 
 import partwise as pw
 from partwise.metrics import PERCENTILES
-from partwise.runs.evaluation import evaluate_clients, evaluate_run
+from partwise.runs.evaluation import evaluate_run, judge_run
 from partwise.runs.per_client import DIRECTION, parse_groups, write_clients
 from partwise.runs.train import train
 from partwise.types import RunWarning, UserError
@@ -45,9 +45,9 @@ def test_they_are_those_of_the_summary(run, table):
 
 
 def test_a_recorded_run_gives_the_same_table(run, table):
-    result, again = evaluate_clients(run.recorded.folder.path)
-    assert again.equals(table)
-    assert result == evaluate_run(run.recorded.folder.path)
+    judged = judge_run(run.recorded.folder.path)
+    assert judged.table().equals(table)
+    assert judged.metrics == evaluate_run(run.recorded.folder.path)
     with pytest.raises(UserError, match="the split must be one of train, validation, test, not 'all'"):
         run.clients("all")
 

@@ -108,16 +108,15 @@ def settings(options: Options) -> Result:
 def evaluate(options: Options) -> Result:
     """`partwise evaluate`."""
     from partwise.config.settings import parse_assignments
-    from partwise.runs.evaluation import evaluate_run
+    from partwise.runs.evaluation import judge_run
     from partwise.runs.summary import not_finite
 
     if options.per_client or options.group:
         result = by_client(options)
     else:
         changes = parse_assignments(options.set)
-        result = evaluate_run(
-            options.run_folder, options.split, changes, options.data, options.task, options.model
-        )
+        how = (options.data, options.task, options.model)
+        result = judge_run(options.run_folder, options.split, changes, *how).metrics
     if not options.json:
         show.evaluation(result, f"{options.run_folder}: {options.split} clients")
         if "fairness" in result:

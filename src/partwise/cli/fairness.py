@@ -17,21 +17,20 @@ COLUMNS = ("clients", "mean", "p50", "worst_tenth", "best_tenth", "gap")
 def by_client(options: argparse.Namespace) -> dict[str, Any]:
     """The result of an evaluation with `fairness`; clients' metrics are written if --per-client names a file."""
     from partwise.config.settings import parse_assignments
-    from partwise.runs.evaluation import evaluate_clients
+    from partwise.runs.evaluation import judge_run
     from partwise.runs.per_client import check_file, fairness, parse_groups, write_clients
 
     if options.per_client:
         check_file(options.per_client)
     groups = parse_groups(options.group) if options.group else None
     changes = parse_assignments(options.set)
-    result, table = evaluate_clients(
-        options.run_folder, options.split, changes, options.data, options.task, options.model, groups
-    )
+    judged = judge_run(options.run_folder, options.split, changes, options.data, options.task, options.model)
+    table = judged.table(groups)
     if options.per_client:
         write_clients(options.per_client, table)
         if not options.json:
             say(f"The metrics of {counted(table.num_rows, 'client')} are in {options.per_client}.")
-    return {**result, "fairness": fairness(table), "per_client": options.per_client}
+    return {**judged.metrics, "fairness": fairness(table), "per_client": options.per_client}
 
 
 def show_fairness(told: Mapping[str, Any]) -> None:

@@ -22,9 +22,10 @@ Result = Mapping[str, Any]
 
 def report(options: Options) -> Result:
     """`partwise report`."""
-    from partwise.pages.report import read_runs, write_report
+    from partwise.pages.details import read_detailed
+    from partwise.pages.report import write_report
 
-    runs = read_runs(options.run_folders)
+    runs = read_detailed(options.run_folders)
     num_bytes = write_report(runs, options.out)
     states = [{"run": run.name, "state": run.state, "problem": run.problem} for run in runs]
     if not options.json:

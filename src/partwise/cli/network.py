@@ -290,7 +290,7 @@ def deploy(options: Options) -> Result:
         folder = run_trial(task, config, out, options.devices, show_round, progress, engine)
         trained = time.perf_counter() - began
         progress("evaluating")
-    result = evaluate_run(out, "test", {}, options.data)
+    result = evaluate_run(out, data=options.data)
     records, config = folder.records(), folder.config()
     promised = protection(config, config.deploy.population)
     summary = {

@@ -16,6 +16,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from partwise.cli.show import err, say
+from partwise.runs.series import main_metric
 
 Show = Callable[[Any], None]
 NARROW = 100  # columns; on a narrower terminal, training loss and remaining time are not shown
@@ -120,6 +121,6 @@ def _metric(evaluation: Any) -> str:
     if not evaluation:
         return ""
     judged = evaluation.get("over_clients")
-    name = next((name for name in judged or evaluation if name != "loss"), "loss")
+    name = main_metric(judged or evaluation)
     value = "undefined" if evaluation[name] is None else f"{evaluation[name]:.4f}"
     return f"{'validation ' if judged else ''}{name} {value}"

@@ -51,13 +51,14 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
+from partwise.runs.run_view import HEAT_FILE, START_FILE
 from partwise.selection.key_heat import load_heats, save_heats
 from partwise.server.round import Server
 from partwise.simulation.kept import check_keys_stay
 from partwise.tasks import Task
 from partwise.types import UserError
 
-HEAT_FILE, START_FILE, JOURNAL_FILE = "heat.safetensors", "first.safetensors", "journal.db"
+JOURNAL_FILE = "journal.db"
 VERSIONS, FILES = "versions", "files"  # folders: the server's states, and what devices may read
 
 

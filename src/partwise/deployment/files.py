@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
+from partwise.checkpoint import to_disk
 from partwise.types import UserError
 
 DIGITS = 32  # hexadecimal digits of SHA-256 in a name
@@ -156,10 +157,10 @@ class FolderPlace:
             for name, data in files.items():
                 beside[name].write_bytes(data)
             with ThreadPoolExecutor(WORKERS) as workers:
-                list(workers.map(_to_disk, beside.values()))
+                list(workers.map(to_disk, beside.values()))
             for name in files:
                 os.replace(beside[name], self.folder / name)
-            _to_disk(self.folder)
+            to_disk(self.folder)
         finally:
             for path in beside.values():
                 path.unlink(missing_ok=True)
@@ -245,14 +246,6 @@ def _bucket_system(url: str) -> tuple[Any, str]:
 
 def _batches(files: Iterable[bytes]) -> Iterator[list[bytes]]:
     return iter(partial(lambda rest: list(islice(rest, BATCH)), iter(files)), [])
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _sound(name: str, data: bytes) -> bytes:

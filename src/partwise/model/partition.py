@@ -2,10 +2,7 @@
 
 This is the paper's split of a model into global parameters G and local parameters L (FedRecon, section 3).
 The role `keyed` is for global leaves of which a client is sent only the slices of its keys (Federated Select,
-section 3).
-
-The server stores keyed leaves with the key axis first ("rows"). So every gather and scatter of the library is
-along axis 0. `merge` moves the axis back before a model sees the leaf.
+section 3). `model/roles.py` has the roles themselves.
 """
 
 from __future__ import annotations
@@ -16,120 +13,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from partwise import tree
-from partwise.model.psi import PSIS, Psi, take
+from partwise.model.psi import Psi
+from partwise.model.roles import Role, from_rows, neutral_twin, shared, to_rows
+from partwise.model.roles import frozen as frozen  # rules are written with these
+from partwise.model.roles import keyed as keyed
+from partwise.model.roles import local as local
 from partwise.model.spec import Model, check_metrics
-from partwise.types import Params, UserError, nearest, unknown
+from partwise.types import Params, UserError, nearest
 
-Initial = Literal["random", "zero", "learned"]
-Twin = Literal["add", "average"]
 DEFAULT = "default/"  # where the learned default of a local leaf lives among the shared leaves
-
-
-@dataclass(frozen=True)
-class Role:
-    """How the server and the clients treat one leaf. Made by `shared`, `keyed`, `local` and `frozen` below."""
-
-    kind: Literal["shared", "keyed", "local", "frozen"]
-    space: str = ""
-    axis: int = 0
-    initial: Initial = "random"
-    twin: Twin | None = None
-    block: int = 1
-    interleaved: bool = False
-    whole: bool = False
-    fill: float = 0.0
-    psi: Psi = take
-
-    def __str__(self) -> str:
-        if self.kind == "keyed":
-            given = {"axis": self.axis, "block": self.block, "psi": self.psi.name}
-            plain = {"axis": 0, "block": 1, "psi": "take"}
-            return (
-                ", ".join([f"keyed({self.space}", *(f"{k}={v}" for k, v in given.items() if v != plain[k])])
-                + ")"
-            )
-        if self.kind == "local" and self.initial != "random":
-            return f"local(initial={self.initial})"
-        return f"shared(twin={self.twin})" if self.twin else self.kind
-
-
-def shared(twin: Twin | None = None) -> Role:
-    """A role: sent to all clients, trained by all clients.
-
-    Args:
-        twin: "add" or "average" also gives every client a local leaf of the same shape. It is added to the
-            shared leaf or averaged with it (the patent's overlapping parts). Its initial value changes
-            nothing.
-    """
-    if twin not in (None, *get_args(Twin)):
-        raise unknown("twin of a shared parameter", twin, get_args(Twin))
-    return Role("shared", twin=twin)
-
-
-def keyed(
-    space: str,
-    axis: int = 0,
-    *,
-    block: int = 1,
-    interleaved: bool = False,
-    whole: bool = False,
-    fill: float = 0.0,
-    psi: Psi | str = take,
-) -> Role:
-    """A role: a client is sent, and trains, only the slices of its keys.
-
-    Args:
-        space: The key space. Leaves of one space are cut by the same keys. The keys are in the column of the
-            examples with this name, unless `partition(..., columns=...)` names other columns.
-        axis: The axis along which the leaf is cut.
-        block: How many entries along the axis belong to one key. They are neighbours (many words in one
-            bucket), or every K-th entry if `interleaved` (the inputs of a layer after flattened filters).
-        interleaved: See `block`.
-        whole: Whether the loss depends on all of a client's slice, not only on the entries that its examples
-            name (outputs of a softmax). A space without columns is always treated so.
-        fill: The value of padding, for clients with fewer keys than the largest (a bias of -1e9 before a
-            softmax).
-        psi: What is sent for a key: "take" (the values), "float16", "int8", or a Psi of your own.
-    """
-    if isinstance(psi, str):
-        if psi not in PSIS:
-            raise UserError(f"psi must be one of {', '.join(PSIS)} or a Psi, not '{psi}'")
-        psi = PSIS[psi]
-    if block < 1:
-        raise UserError(f"a key owns at least one entry of an axis, not block={block}")
-    return Role(
-        "keyed",
-        space=space,
-        axis=axis,
-        block=block,
-        interleaved=interleaved,
-        whole=whole,
-        fill=fill,
-        psi=psi,
-    )
-
-
-def local(initial: Initial = "random") -> Role:
-    """A role: never leaves the client.
-
-    Args:
-        initial: The initial value: the model's own value ("random"), zero ("zero"), or a default that the
-            clients learn together ("learned"; FedRecon, footnote 2).
-    """
-    if initial not in get_args(Initial):
-        raise unknown("initial value of a local parameter", initial, get_args(Initial))
-    return Role("local", initial=initial)
-
-
-def frozen() -> Role:
-    """A role: sent to all clients, never trained."""
-    return Role("frozen")
 
 
 class Description(NamedTuple):
@@ -290,30 +188,6 @@ def with_psi(partition: Partition, psi: Psi) -> Partition:
     """The same partition, with this psi for all keyed leaves."""
     encode = lambda role: replace(role, psi=psi) if role.kind == "keyed" else role
     return replace(partition, roles={path: encode(role) for path, role in partition.roles.items()})
-
-
-def to_rows(role: Role, leaf: Any) -> Any:
-    """A keyed leaf with one row per key: [keys, ...], or [keys, block, ...]."""
-    leaf = jnp.moveaxis(leaf, role.axis, 0)
-    if role.block == 1:
-        return leaf
-    keys, rest = leaf.shape[0] // role.block, leaf.shape[1:]
-    if role.interleaved:
-        return jnp.swapaxes(leaf.reshape(role.block, keys, *rest), 0, 1)
-    return leaf.reshape(keys, role.block, *rest)
-
-
-def from_rows(role: Role, rows: Any) -> Any:
-    """Rows as the leaf that a model sees. The inverse of `to_rows`."""
-    if role.block > 1:
-        rows = jnp.swapaxes(rows, 0, 1) if role.interleaved else rows
-        rows = rows.reshape(-1, *rows.shape[2:])
-    return jnp.moveaxis(rows, 0, role.axis)
-
-
-def neutral_twin(role: Role, leaf: Any) -> Any:
-    """The twin that changes nothing: zero for "add", the shared value itself for "average"."""
-    return jnp.zeros_like(leaf) if role.twin == "add" else leaf
 
 
 def partition(

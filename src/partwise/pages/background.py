@@ -8,7 +8,8 @@ from typing import Any
 from partwise.pages.chart_figure import chart_grid
 from partwise.pages.charts import Chart
 from partwise.pages.numbers import brief, number, part, plain_table, section, swatch, text
-from partwise.pages.run_groups import ALONE, Group
+from partwise.pages.run_groups import Group
+from partwise.runs.seed_groups import ALONE
 from partwise.types import counted
 
 NOT_SET = "-"

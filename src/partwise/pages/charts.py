@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.data.heat import Heat, histogram
-from partwise.pages.run_groups import Curve, Group, by_bytes, by_look, by_round, thinned
-from partwise.pages.run_view import RunView, metric_names
+from partwise.pages.run_groups import Curve, Group, by_bytes, by_look, by_round, metric_names, thinned
+from partwise.runs.run_view import RunView
 
 POINTS, FEWEST = 6_000, 120  # points of all lines of a chart; of one line at least
 FAR, USUAL = 10, 0.5  # losses are far apart if the largest is so many times this quantile of them

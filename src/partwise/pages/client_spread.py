@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partwise.pages.numbers import number, plain_table, swatch, text
-from partwise.pages.run_groups import Group, spread_of
-from partwise.pages.run_view import metric_names
+from partwise.pages.run_groups import Group, metric_names, spread_of
 
 PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 READ = (

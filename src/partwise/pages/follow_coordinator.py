@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from partwise.pages.moment import Moment, pace
-from partwise.pages.run_view import RunView, Series
+from partwise.runs.run_view import RunView
+from partwise.runs.series import Series
 from partwise.types import UserError, counted
 
 AGAIN = 20  # versions that are asked for again, as their evaluations may have ended since

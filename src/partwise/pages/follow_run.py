@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from partwise.pages.details import with_details
 from partwise.pages.moment import Moment, pace
-from partwise.pages.run_view import START_FILE, RunView, Series, has_ended, read_run, read_summary
 from partwise.runs.folder import Folder
 from partwise.runs.lock import has_writer
-from partwise.runs.records import from_line
-from partwise.types import UserError
+from partwise.runs.records import cannot_read, damaged_line, to_record
+from partwise.runs.run_view import START_FILE, RunView, read_beside, read_run, tried
+from partwise.runs.series import Series
 
 PATIENCE, ROUNDS = (
     60.0,
@@ -58,39 +59,29 @@ class FolderFollower:
         except FileNotFoundError:
             return not self._offset
         except OSError as error:
-            self._problem = f"could not read '{self.folder.metrics}': {error.strerror or error}"
+            self._problem = str(cannot_read(self.folder.metrics, error))
             return True
 
     def _add(self, lines: list[bytes]) -> bool:
         self._problem = ""
-        for line in lines:
+        run, damaged = tried(lambda: self.folder.run, "")
+        for line in () if damaged else lines:  # start.json is told with the other files
             if not line.endswith(b"\n"):  # it is still being written
                 break
             number = len(self._series.rounds) + 1
             try:
-                record = from_line(line, self.folder.run)
-                if record["round"] != number:
-                    raise ValueError(f"it is of round {record['round']}")
-                self._series.add(record)
-            except (ValueError, LookupError, TypeError, AttributeError) as error:
-                self._problem = f"'{self.folder.metrics}' is damaged from line {number} on: {error}"
+                self._series.add(to_record(line, number, run))
+            except ValueError as error:
+                self._problem = str(damaged_line(self.folder.metrics, number, str(error)))
                 return False
             self._offset += len(line)
         return True
 
     def _view(self) -> RunView:
-        problems, name = [self._problem] if self._problem else [], self._path.resolve().name
         if not self.folder.exists() and has_writer(self._path):
-            return RunView(name, {}, {}, self._series)
-        try:
-            settings, summary = self.folder.settings(), read_summary(self.folder, self._series)
-        except UserError as error:
-            settings, summary = {}, {}
-            problems.append(str(error))
-        ended = bool(summary) or has_ended(self._path)
-        if ended and not problems:
-            return read_run(self._path)  # with what is written at the end
-        return RunView(name, settings, summary, self._series, "; ".join(problems), ended)
+            return RunView(self._path.resolve().name, {}, {}, self._series)
+        run = read_beside(self.folder, self._series, self._problem)
+        return with_details(read_run(self._path)) if run.state == "finished" else run  # with its last rounds
 
     def _moment(self, run: RunView) -> Moment:
         done = len(run.series.rounds)

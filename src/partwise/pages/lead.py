@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partwise.pages.numbers import brief, definition_list, number, size, spread, text, whole
-from partwise.pages.run_groups import Group, spread_of, test_metric
-from partwise.pages.run_view import RunView, metric_names
+from partwise.pages.run_groups import Group, metric_names, spread_of, test_metric
+from partwise.runs.run_view import RunView
 from partwise.types import counted
 
 LOWER = (
@@ -79,7 +79,7 @@ def is_lower_better(group: Group, metric: str) -> bool:
 
 def _main(group: Group) -> str:
     """The main metric of the test clients; empty if there is none."""
-    names = metric_names(iter(group.runs))
+    names = metric_names(group.runs)
     return next((name for name in names if test_metric(group, name)), "")
 
 
@@ -124,7 +124,7 @@ def _tiles(groups: Sequence[Group]) -> dict[str, str]:
     judged = [group for group in groups if _main(group)]
     group = _leading(judged) if judged else groups[0]
     run, tiles = group.first, dict[str, str]()
-    names = [name for name in metric_names(iter(group.runs)) if test_metric(group, name)]
+    names = [name for name in metric_names(group.runs) if test_metric(group, name)]
     for name in names[:MOST_TILES]:
         tiles[f"test {name}"] = spread(test_metric(group, name))
     reached = len(run.series.rounds)

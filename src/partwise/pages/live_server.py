@@ -16,8 +16,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from partwise.pages.moment import Moment, live_strip, status
 from partwise.pages.page import View, make_page, make_view
-from partwise.pages.run_view import RunView
 from partwise.runs.document import to_plain
+from partwise.runs.run_view import RunView
 from partwise.types import UserError
 
 HOST = "127.0.0.1"

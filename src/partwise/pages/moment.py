@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.pages.numbers import NONE, brief, definition_list, duration, number, part, size, text, whole
-from partwise.pages.run_view import RunView
+from partwise.runs.run_view import RunView
 
 RECENT = 50  # rounds by which the time of the next ones is guessed
 GOING = ("starting", "training", "serving", "evaluating")  # states in which more is to come

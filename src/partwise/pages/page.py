@@ -18,7 +18,7 @@ from partwise.pages.charts import Chart
 from partwise.pages.lead import make_lead, title_of
 from partwise.pages.numbers import part, text
 from partwise.pages.run_groups import Group, group_runs
-from partwise.pages.run_view import RunView
+from partwise.runs.run_view import RunView
 
 STYLES = ("vendor/uPlot.min.css", "assets/page.css")
 CHARTS, LICENCE, OWN = "vendor/uPlot.iife.min.js", "vendor/LICENSE", "assets/page.js"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partwise.checkpoint import write_file
+from partwise.pages.details import read_detailed
 from partwise.pages.page import make_page, make_view
-from partwise.pages.run_view import RunView, read_run
-from partwise.runs.run_files import runs_in
+from partwise.runs.run_view import RunView
 from partwise.types import UserError
 
 
@@ -26,18 +26,8 @@ def report(runs: str | Path | Sequence[str | Path], out: str | Path = "report.ht
         UserError: A folder holds no run, or the file cannot be written. Damaged and unfinished runs are shown as
             such.
     """
-    write_report(read_runs([runs] if isinstance(runs, str | Path) else runs), out)
+    write_report(read_detailed([runs] if isinstance(runs, str | Path) else runs), out)
     return Path(out)
-
-
-def read_runs(folders: Sequence[str | Path]) -> list[RunView]:
-    """Read the runs. One that is given twice is read once, as it is no second seed."""
-    if not folders:
-        raise UserError(
-            "no run was given: give the folders of one or more, as `partwise train` names them at its end"
-        )
-    once = {run.resolve(): run for folder in folders for run in runs_in(Path(folder))}
-    return [read_run(folder) for folder in once.values()]
 
 
 def write_report(runs: Sequence[RunView], out: str | Path) -> int:

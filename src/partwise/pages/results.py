@@ -24,8 +24,7 @@ from partwise.pages.numbers import (
     whole,
 )
 from partwise.pages.published import published_rows
-from partwise.pages.run_groups import Group, spread_of, test_metric
-from partwise.pages.run_view import metric_names
+from partwise.pages.run_groups import Group, metric_names, spread_of, test_metric
 
 DEVIATION = "&plusmn; is the standard deviation between seeds. "
 ALIGNED = '<small class="pm"></small>'  # where another row has a deviation

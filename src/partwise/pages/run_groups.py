@@ -1,29 +1,28 @@
-"""Runs that differ only in their seed are one group: a line that is their mean, and a band from the smallest to the
-largest."""
+"""Groups of runs over seeds on a page: a line that is their mean, and a band from the smallest to the largest."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.pages.run_view import RunView, is_metric
-
-ALONE = ("seed", "data.path")  # settings in which the runs of a group may differ
+from partwise.runs.run_view import RunView
+from partwise.runs.seed_groups import group_over_seeds
+from partwise.runs.series import is_number, metrics_of
 
 
 class Group(NamedTuple):
-    """Runs with the same settings, under one name."""
+    """Runs that differ in the seed alone, under one name."""
 
     label: str
     runs: Sequence[RunView]
 
     @property
     def first(self) -> RunView:
-        """One of the runs: settings are those of all."""
+        """One of the runs: what is learned is set as in all."""
         return self.runs[0]
 
 
@@ -44,13 +43,17 @@ class Spread(NamedTuple):
 
 
 def group_runs(runs: Iterable[RunView]) -> list[Group]:
-    """Groups in the order of their first runs. A run that has not ended, or is damaged, is a group by itself."""
-    groups: dict[Any, list[RunView]] = {}
-    for number, run in enumerate(runs):
-        same = tuple(sorted((key, str(value)) for key, value in run.settings.items() if key not in ALONE))
-        groups.setdefault(same if run.state == "finished" else number, []).append(run)
+    """Groups over seeds. A run that has not ended, or is damaged, is drawn by itself, behind the others of its
+    group: in a mean, it would end their line where its own ends."""
     labels: dict[str, int] = {}
-    return [Group(_unused(_label(group), labels), group) for group in groups.values()]
+    drawn = [part for group in group_over_seeds(runs) for part in _finished_together(group)]
+    return [Group(_unused(_label(part), labels), part) for part in drawn]
+
+
+def _finished_together(runs: Sequence[RunView]) -> Iterator[list[RunView]]:
+    if finished := [run for run in runs if run.state == "finished"]:
+        yield finished
+    yield from ([run] for run in runs if run.state != "finished")
 
 
 def _label(runs: Sequence[RunView]) -> str:
@@ -117,9 +120,20 @@ def test_metric(group: Group, metric: str) -> Spread | None:
     return spread_of(run.summary.get("test", {}).get(metric) for run in group.runs)
 
 
+def metric_names(runs: Iterable[RunView]) -> list[str]:
+    """All metrics of these runs, the main one first and the loss last."""
+    found: dict[str, None] = {}
+    for run in runs:
+        best = run.summary.get("best") or {}
+        names = [name for name, _ in metrics_of(run.summary.get("test") or {})]
+        names += [name for look in run.series.looks for name in look.metrics]
+        found |= dict.fromkeys(sorted(names, key=lambda name: name not in best))
+    return sorted(found, key=lambda name: name == "loss")
+
+
 def spread_of(values: Iterable[Any]) -> Spread | None:
     """Mean and deviation of the numbers among these values; None if there are none."""
-    known = [float(value) for value in values if is_metric("", value)]
+    known = [float(value) for value in values if is_number(value)]
     if not known:
         return None
     return Spread(float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else None)

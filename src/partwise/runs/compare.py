@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from partwise.checkpoint import save_json
 from partwise.runs.document import to_plain
 from partwise.runs.lock import check_place
-from partwise.runs.run_files import RunFiles, read_runs
+from partwise.runs.run_view import RunView, read_runs, whole
+from partwise.runs.seed_groups import group_over_seeds, is_compared
+from partwise.runs.series import main_metric
 from partwise.runs.significance import Difference, difference, holm
-from partwise.runs.sweep_result import main_metric, spread_of
+from partwise.runs.sweep_result import spread_of
 from partwise.types import UserError, counted, unknown
 
-NOT_COMPARED = ("seed", "data.path")  # settings that make no row of their own
 LONGEST_NAME = 80  # characters of a row's name
-HOW_RUN = ("simulation.", "deploy.")  # settings of how rounds are run, not of what is learned
 
 
 class Compared(NamedTuple):
@@ -34,7 +34,7 @@ class Compared(NamedTuple):
     """
 
     result: Mapping[str, Any]
-    runs: list[list[RunFiles]]
+    runs: list[list[RunView]]
 
     def __repr__(self) -> str:
         return f"Compared({counted(len(self.rows), 'row')} by test {self.result['metric']})"
@@ -71,7 +71,8 @@ def compare(
     Raises:
         UserError: A folder holds no run, a file is damaged, or no run has the metric.
     """
-    rows = _by_settings(read_runs([runs] if isinstance(runs, str | os.PathLike) else list(runs)))
+    found = read_runs([runs] if isinstance(runs, str | os.PathLike) else runs)
+    rows = group_over_seeds(map(whole, found))
     metric = _metric(rows, metric)
     names = _names(rows)
     told = [_row(name, each) for name, each in zip(names, rows, strict=True)]
@@ -95,42 +96,26 @@ def _write(compared: Compared, out: Path) -> None:
     draw_comparison(out / "compare.png", compared)
 
 
-def _by_settings(runs: Sequence[RunFiles]) -> list[list[RunFiles]]:
-    """The runs in rows: together if they differ in the seed alone, and were trained on the same data."""
-    found: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        settings = sorted((key, str(value)) for key, value in run.settings.items() if _compared(key))
-        row = found.setdefault(str((settings, run.begun.get("data"))), [])
-        if run.seed in [other.seed for other in row]:  # the same run twice: a row of its own, to be seen
-            row = found.setdefault(str((settings, run.path)), [])
-        row.append(run)
-    return [sorted(row, key=lambda run: run.seed) for row in found.values()]
-
-
-def _compared(key: str) -> bool:
-    return key not in NOT_COMPARED and not key.startswith(HOW_RUN)
-
-
-def _metric(rows: Sequence[Sequence[RunFiles]], metric: str | None) -> str:
+def _metric(rows: Sequence[Sequence[RunView]], metric: str | None) -> str:
     """The metric, or the first that a run has. Raises `UserError` if no run has it."""
-    found = [_evaluation(run) for row in rows for run in row]
-    known = list(dict.fromkeys(name for each in found if each for name in each["over_clients"]))
-    if metric is not None and known and metric not in known:
-        raise unknown("metric", metric, known)
-    first = next((each for each in found if each), None)
-    if first is None:
+    known = list(dict.fromkeys(name for row in rows for run in row for name in _judged_by(run)))
+    if not known:
         raise UserError(
             "none of these runs has been evaluated yet: wait until one has, or go on with --resume"
         )
-    return metric or main_metric(first)
+    if metric is not None and metric not in known:
+        raise unknown("metric", metric, known)
+    return metric or main_metric(known)
 
 
-def _evaluation(run: RunFiles) -> Mapping[str, Any] | None:
+def _judged_by(run: RunView) -> Iterable[str]:
     """The metrics of the test clients; of a run that has not ended, the last ones of the validation clients."""
-    return run.summary["test"] if run.summary else run.evaluations[-1][1] if run.evaluations else None
+    if run.summary:
+        return run.summary["test"]["over_clients"]
+    return run.series.looks[-1].metrics if run.series.looks else ()
 
 
-def _names(rows: Sequence[Sequence[RunFiles]]) -> list[str]:
+def _names(rows: Sequence[Sequence[RunView]]) -> list[str]:
     """Names of the rows: the settings that differ if they are few, otherwise folders."""
     settings = _differing([row[0].settings for row in rows])
     if 0 < len(settings) <= 3:
@@ -140,11 +125,11 @@ def _names(rows: Sequence[Sequence[RunFiles]]) -> list[str]:
     return [str(row[0].path) for row in rows]
 
 
-def _row(name: str, runs: Sequence[RunFiles]) -> dict[str, Any]:
+def _row(name: str, runs: Sequence[RunView]) -> dict[str, Any]:
     summaries = [run.summary for run in runs if run.summary]
     tested = list(dict.fromkeys(name for each in summaries for name in each["test"]["over_clients"]))
     mean = lambda values: statistics.fmean(values) if values and None not in values else None
-    every = lambda key: mean([each[key] for each in summaries])
+    every = lambda key: mean([each.get(key) for each in summaries])
     return {
         "name": name,
         "runs": [str(run.path) for run in runs],
@@ -161,21 +146,23 @@ def _row(name: str, runs: Sequence[RunFiles]) -> dict[str, Any]:
     }
 
 
-def _state(run: RunFiles) -> str:
-    """How far a run is that has not ended."""
-    done = f"round {len(run.records):,} of {int(run.settings.get('rounds', 0)):,}"
-    return f"failed ({run.failed})" if run.failed else f"has not ended ({done})"
+def _state(run: RunView) -> str:
+    """Why a run has no test metrics."""
+    done = f"round {run.series.done:,} of {run.rounds:,}"
+    if run.failed:
+        return f"failed ({run.failed})"
+    return f"has ended without a test ({done})" if run.ended else f"has not ended ({done})"
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """{key: values} of the keys whose values are not all the same; None where there is no such key."""
-    keys = dict.fromkeys(key for each in settings for key in each if _compared(key))
+    keys = dict.fromkeys(key for each in settings for key in each if is_compared(key))
     values = {key: [each.get(key) for each in settings] for key in keys}
     return {key: found for key, found in values.items() if len(set(map(str, found))) > 1}
 
 
 def _differences(
-    names: Sequence[str], rows: Sequence[Sequence[RunFiles]], metric: str
+    names: Sequence[str], rows: Sequence[Sequence[RunView]], metric: str
 ) -> list[dict[str, Any]]:
     """Every other row against the first. With several, p values are corrected for their number."""
     by_seed = [{run.seed: run.summary["test"].get(metric) for run in row if run.summary} for row in rows]
@@ -191,14 +178,14 @@ def _differences(
     ]
 
 
-def _tested_on(run: RunFiles) -> Any:
+def _tested_on(run: RunView) -> Any:
     """The fingerprint of the test clients, and how they were judged."""
     data = run.begun.get("data") or {}
     test = data.get("test", {})
     return [test.get(name) for name in ("clients", "examples", "ids", "sizes")]
 
 
-def _notes(names: Sequence[str], rows: Sequence[Sequence[RunFiles]]) -> list[str]:
+def _notes(names: Sequence[str], rows: Sequence[Sequence[RunView]]) -> list[str]:
     notes = []
     if len({run.settings.get("task") for row in rows for run in row}) > 1:
         notes.append(

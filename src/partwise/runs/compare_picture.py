@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from partwise.runs.picture import save_picture
-from partwise.runs.run_files import RunFiles
+from partwise.runs.run_view import RunView
 
 if TYPE_CHECKING:
     from partwise.runs.compare import Compared
@@ -51,10 +51,10 @@ def draw_comparison(path: Path, compared: Compared) -> None:
 
 
 def _draw_curve(
-    axes: Axes, runs: Sequence[RunFiles], metric: str, label: str, style: Mapping[str, Any]
+    axes: Axes, runs: Sequence[RunView], metric: str, label: str, style: Mapping[str, Any]
 ) -> None:
     """The rounds at which all seeds were evaluated; a run alone has all of its own."""
-    curves = [{number: _number(found.get(metric)) for number, found in run.evaluations} for run in runs]
+    curves = [{look.round: look.metrics.get(metric, np.nan) for look in run.series.looks} for run in runs]
     curves = [curve for curve in curves if curve]
     rounds = sorted(set.intersection(*map(set, curves))) if curves else []
     values = np.array([[curve[number] for number in rounds] for curve in curves]).reshape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from partwise.algorithms.effects import check_judging
 from partwise.algorithms.entry import Prepared
@@ -32,14 +32,35 @@ NOT_WITH_KEPT = (
 )
 
 
-def evaluate_run(
+class Judged(NamedTuple):
+    """A run whose clients were evaluated again: their metrics, and what they are made of."""
+
+    metrics: dict[str, Any]
+    evaluate: Evaluator
+    sums: Mapping[str, Sums]
+    config: Config
+    split: str
+
+    def table(self, groups: Mapping[Any, Any] | None = None) -> pa.Table:
+        """The metrics of every client (see `runs.per_client.client_table`). `groups`, {client id: group}, is a
+        column of it."""
+        return labelled(client_table(self.evaluate, self.sums, groups), self.config, self.split)
+
+
+def evaluate_run(run: str | Path, split: str = "test", **how: Any) -> dict[str, Any]:
+    """The metrics of a recorded run that is evaluated again, and under `judged` how that was done. Takes what
+    `judge_run` takes."""
+    return judge_run(run, split, **how).metrics
+
+
+def judge_run(
     run: str | Path,
     split: str = "test",
     changes: Mapping[str, Any] | None = None,
     data: str | None = None,
     task: str | Task | None = None,
     model: str = "last",
-) -> dict[str, Any]:
+) -> Judged:
     """Evaluate a recorded run again, with other settings if wanted (for example more reconstruction steps).
 
     Args:
@@ -52,44 +73,8 @@ def evaluate_run(
         model: "last", or "best", the one that the run kept (`keep.best`).
 
     Returns:
-        The metrics of these clients, and under `judged` how they were evaluated.
+        The metrics of these clients, among them `judged` (how they were evaluated), and a table of every client.
     """
-    return _judge(run, split, changes, data, task, model)[0]
-
-
-def evaluate_clients(
-    run: str | Path,
-    split: str = "test",
-    changes: Mapping[str, Any] | None = None,
-    data: str | None = None,
-    task: str | Task | None = None,
-    model: str = "last",
-    groups: Mapping[Any, Any] | None = None,
-) -> tuple[dict[str, Any], pa.Table]:
-    """Like `evaluate_run`, with the metrics of every client as a table (see `runs.per_client.client_table`).
-
-    Args:
-        run: The run's folder.
-        split: The clients to evaluate: "train", "validation" or "test".
-        changes: Settings of evaluation as dotted keys.
-        data: Where the run's data is, if it has moved.
-        task: The task of the run, if it was made in Python.
-        model: "last", or "best", the one that the run kept (`keep.best`).
-        groups: {client id: group}, a column of the table.
-    """
-    result, evaluate, sums, config = _judge(run, split, changes, data, task, model)
-    return result, labelled(client_table(evaluate, sums, groups), config, split)
-
-
-def _judge(
-    run: str | Path,
-    split: str,
-    changes: Mapping[str, Any] | None,
-    data: str | None,
-    task: str | Task | None,
-    model: str,
-) -> tuple[dict[str, Any], Evaluator, dict[str, Sums], Config]:
-    """The metrics of a run's clients, what evaluated them, the sums of every client, and the run's settings."""
     check_split(split)
     check_judging(changes or {})
     use_all_cores()
@@ -111,8 +96,8 @@ def _judge(
     told = judged(task, prepared, config, split)
     if others and split != "train":
         told["clients"] = "other (some may have been trained on)"
-    result = summarize(evaluate.algorithm.model, sums, pairs) | {"judged": told}
-    return result, evaluate, sums, config
+    metrics = summarize(evaluate.algorithm.model, sums, pairs) | {"judged": told}
+    return Judged(metrics, evaluate, sums, config, split)
 
 
 def check_split(split: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from partwise.runs.rounds import OnStatus, Status, silent
+from partwise.runs.series import main_metric
 from partwise.types import UserError, unknown
 
 AUTO, NONE = "auto", "none"
@@ -65,5 +66,5 @@ def _metrics(evaluation: Mapping[str, Any] | None) -> str:
     """The model's first metric on the validation clients; the loss if it has none."""
     if not evaluation:
         return ""
-    name = next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
+    name = main_metric(evaluation["over_clients"])
     return f"validation {name} {'undefined' if evaluation[name] is None else f'{evaluation[name]:.4f}'}"

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from partwise.checkpoint import write_file
+from partwise.runs.series import main_metric
 
 INK, QUIET, RED = "#1f4e79", "#8a8a8a", "#b03a2e"
 FEW = 20  # up to this many rounds are drawn with dots
@@ -44,7 +45,10 @@ def _draw_training(axes: Axes, records: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_validation(axes: Axes, evaluated: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> None:
-    metric = next((name for name in summary["best"] if name in summary["test"]), main_metric(summary["test"]))
+    metric = next(
+        (name for name in summary["best"] if name in summary["test"]),
+        main_metric(summary["test"]["over_clients"]),
+    )
     values = [_plotted(record["evaluation"][metric]) for record in evaluated]
     axes.set_ylabel(f"validation {metric}")
     if any(map(math.isfinite, values)):
@@ -85,11 +89,6 @@ def _mark_rounds(axes: Axes, last: int) -> None:
 def _plotted(value: float | None) -> float:
     """The value to draw. An undefined metric leaves a gap."""
     return math.nan if value is None else value
-
-
-def main_metric(evaluation: Mapping[str, Any]) -> str:
-    """The first metric of the model; the loss if there is none."""
-    return next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
 
 
 def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:

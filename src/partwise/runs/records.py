@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,10 +87,16 @@ def iterate_records(path: Path, run: str = "") -> Iterator[dict[str, Any]]:
     """The rounds from the first on. Raises ValueError at a round that is damaged or missing."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
-            record = from_line(line, run)
-            if record["round"] != number:
-                raise ValueError(f"it is of round {record['round']}, not {number}")
-            yield record
+            yield to_record(line, number, run)
+
+
+def to_record(line: bytes, number: int, run: str = "") -> dict[str, Any]:
+    """The round with this number. Raises ValueError with the problem if the line is damaged, or of another
+    round."""
+    record = from_line(line, run)
+    if record.get("round") != number:
+        raise ValueError(f"it is of round {record.get('round')}, not {number}")
+    return record
 
 
 def how_far(path: Path, run: str = "") -> Sound:
@@ -102,7 +108,7 @@ def how_far(path: Path, run: str = "") -> Sound:
     except FileNotFoundError:
         return Sound(0, "")
     except OSError as error:
-        raise UserError(f"could not read '{path}': {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
     except ValueError as error:
         return Sound(rounds, str(error))
     return Sound(rounds, "")
@@ -110,20 +116,39 @@ def how_far(path: Path, run: str = "") -> Sound:
 
 def read_records(path: Path, run: str = "") -> list[dict[str, Any]]:
     """All rounds. A last line that was cut short by a kill is left out. Earlier damage raises `UserError`."""
-    records = []
+    records: list[dict[str, Any]] = []
+    if error := give_records(path, run, records.append):
+        raise error
+    return records
+
+
+def give_records(path: Path, run: str, take: Callable[[dict[str, Any]], None]) -> UserError | None:
+    """Give every round to `take`, up to the first that is damaged. Returns the error that names it; None if there
+    is none. A last line that was cut short, or is still being written, is left out."""
+    number = 1
     try:
         for record in iterate_records(path, run):
-            records.append(record)
+            take(record)
+            number += 1
     except FileNotFoundError:
-        return []
+        return None
     except OSError as error:
-        raise UserError(f"could not read '{path}': {error.strerror or error}") from None
+        return cannot_read(path, error)
     except ValueError as error:
-        with open(path, "rb") as file:
-            lines = file.readlines()
-        if len(lines) > len(records) + 1 or lines[-1].endswith(b"\n"):
-            raise damaged_line(path, len(records) + 1, str(error)) from None
-    return records
+        return None if _is_cut_short(path, number) else damaged_line(path, number, str(error))
+    return None
+
+
+def cannot_read(path: Path, error: OSError) -> UserError:
+    """Return the error for a file that the system does not give."""
+    return UserError(f"could not read '{path}': {error.strerror or error}")
+
+
+def _is_cut_short(path: Path, number: int) -> bool:
+    """Whether this line is the last one, and has no end."""
+    with open(path, "rb") as file:
+        lines = file.readlines()
+    return len(lines) == number and not lines[-1].endswith(b"\n")
 
 
 def damaged_line(path: Path, number: int, problem: str) -> UserError:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from partwise.checkpoint import load_json, save_json, write_file
 from partwise.runs.document import to_plain
 from partwise.runs.lock import check_place, held
-from partwise.runs.run_files import SWEEP
+from partwise.runs.run_view import SWEEP
 from partwise.runs.sweep_plan import (
     SweepPlan,
     check_grid,

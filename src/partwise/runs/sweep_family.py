@@ -17,7 +17,7 @@ from partwise.checkpoint import save_json
 from partwise.config.settings import Config
 from partwise.runs.folder import MAY_CHANGE, Folder
 from partwise.runs.resolve import check_data, resolve
-from partwise.runs.run_files import FAILED
+from partwise.runs.run_view import FAILED
 from partwise.runs.sanity import check_cohort, check_fit
 from partwise.runs.side_by_side import CellRun, Programs, batches_of, goes_beside, prepared_run
 from partwise.runs.sweep_plan import SweepCell, SweepPlan

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partwise.runs.run_files import RunFiles, failure, read_run
+from partwise.runs.run_view import RunView, failure, read_run, whole
+from partwise.runs.series import main_metric
 from partwise.runs.sweep_plan import SweepCell, SweepPlan
 from partwise.types import UserError, counted
 
@@ -32,11 +33,11 @@ def spread_of(values: Sequence[float | None]) -> dict[str, Any]:
 def result_of(plan: SweepPlan, out: Path) -> dict[str, Any]:
     """The content of sweep.json, except the plan: rows sorted by the metric, and the best of them."""
     cells = plan.cells()
-    runs = {
-        cell.name: read_run(out / cell.name) for cell in cells if (out / cell.name / "summary.json").exists()
-    }
+    begun = [cell.name for cell in cells if (out / cell.name / "summary.json").exists()]
+    read = {name: whole(read_run(out / name)) for name in begun}
+    runs = {name: run for name, run in read.items() if run.summary}
     first = next((run.summary for run in runs.values() if run.summary), None)
-    metric = plan.metric or (main_metric(first["test"]) if first else "loss")
+    metric = plan.metric or (main_metric(first["test"]["over_clients"]) if first else "loss")
     higher = bool(first) and first["better"].get(metric) == "higher"
     groups = [cells[i : i + len(plan.seeds)] for i in range(0, len(cells), len(plan.seeds))]
     rows = [_row(group, runs, metric, out) for group in groups]
@@ -49,20 +50,15 @@ def result_of(plan: SweepPlan, out: Path) -> dict[str, Any]:
         "chosen_by": CHOSEN_BY,
         "rows": rows,
         "best": best and {"settings": best["settings"], "run": best["runs"][0]},
-        "privacy": first and first["privacy"],
+        "privacy": first and first.get("privacy"),
     }
-
-
-def main_metric(evaluation: Mapping[str, Any]) -> str:
-    """The first metric of the model; the loss if there is none."""
-    return next((name for name in evaluation["over_clients"] if name != "loss"), "loss")
 
 
 def _rank(value: float | None, higher: bool) -> float:
     return math.inf if value is None else -value if higher else value
 
 
-def _row(cells: Sequence[SweepCell], runs: Mapping[str, RunFiles], metric: str, out: Path) -> dict[str, Any]:
+def _row(cells: Sequence[SweepCell], runs: Mapping[str, RunView], metric: str, out: Path) -> dict[str, Any]:
     """One set of settings, over its seeds."""
     ended = [runs[cell.name] for cell in cells if cell.name in runs]
     summaries = [run.summary for run in ended if run.summary]
@@ -73,7 +69,9 @@ def _row(cells: Sequence[SweepCell], runs: Mapping[str, RunFiles], metric: str, 
         "settings": dict(cells[0].changes),
         "seeds": [cell.seed for cell in cells],
         "validation": spread_of([*(last_value(run, metric) for run in ended), *missing]),
-        "test": {name: spread_of([*(each["test"][name] for each in summaries), *missing]) for name in tested},
+        "test": {
+            name: spread_of([*(each["test"].get(name) for each in summaries), *missing]) for name in tested
+        },
         "rounds": max((each["rounds"] for each in summaries), default=None),
         "seconds": sum(each["seconds_total"] for each in summaries),
         "failed": {name: reason or "not run" for name, reason in failed.items()},
@@ -81,10 +79,9 @@ def _row(cells: Sequence[SweepCell], runs: Mapping[str, RunFiles], metric: str, 
     }
 
 
-def last_value(run: RunFiles, metric: str) -> float | None:
+def last_value(run: RunView, metric: str) -> float | None:
     """The metric of the validation clients at the last evaluation of a run."""
-    found = run.evaluations
-    return found[-1][1].get(metric) if found else None
+    return run.series.looks[-1].metrics.get(metric) if run.series.looks else None
 
 
 def best_config(result: Mapping[str, Any], out: Path) -> str:

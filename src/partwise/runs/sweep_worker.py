@@ -17,7 +17,7 @@ from typing import Any
 
 from partwise.checkpoint import load_json
 from partwise.runs.document import to_plain
-from partwise.runs.run_files import SWEEP
+from partwise.runs.run_view import SWEEP
 from partwise.runs.sweep_plan import find_family, from_document
 from partwise.types import RunWarning, UserError
 

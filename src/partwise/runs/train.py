@@ -21,7 +21,7 @@ from partwise.model.spec import check_arguments
 from partwise.runs.backends import Runtime, make_evaluator, make_runtime
 from partwise.runs.callbacks import Callback, Followed, Start, check_callbacks
 from partwise.runs.client_file import source_of
-from partwise.runs.evaluation import NOT_WITH_KEPT, check_split, evaluate_run
+from partwise.runs.evaluation import NOT_WITH_KEPT, check_split, judge_run
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.runs.keeping import best_model, tell_best
@@ -167,7 +167,8 @@ class Run:
             raise UserError(
                 "this run has no folder, and only a recorded one is evaluated again: train with out=..."
             )
-        return evaluate_run(self.recorded.folder.path, split, changes, task=self.task, model=self.model)
+        path = self.recorded.folder.path
+        return judge_run(path, split, changes, task=self.task, model=self.model).metrics
 
 
 def train(

@@ -20,7 +20,8 @@ import numpy as np
 
 from partwise.data.ragged import pad_to_power
 from partwise.model.columns import Columns
-from partwise.model.partition import DEFAULT, Partition, neutral_twin
+from partwise.model.partition import DEFAULT, Partition
+from partwise.model.roles import neutral_twin
 from partwise.model.spec import Batch
 
 

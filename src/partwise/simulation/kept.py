@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from partwise.algorithm import Algorithm, kept_shape
-from partwise.model.partition import to_rows
+from partwise.model.roles import to_rows
 from partwise.simulation.stage import Population
 from partwise.types import UserError
 

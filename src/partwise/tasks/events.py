@@ -41,7 +41,7 @@ from partwise.tasks.base import (
     on_accelerator,
     takes_options_of,
 )
-from partwise.tasks.own_table import read_own_table
+from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, read_own_table
 from partwise.types import Limits, UserError, counted, unknown
 
 MODELS = {"two_tower": two_tower, "transformer": sequence_transformer}
@@ -311,11 +311,11 @@ def _check_store(store: Any) -> None:
 def load(
     data: str | None = None,
     *,
-    client: Annotated[str, "the column that names the client"] = "user",
-    item: Annotated[str, "the column of items"] = "item",
+    client: ClientColumn = "user",
+    item: ItemColumn = "item",
     time: Annotated[str | None, "a column of times; without it, events are in the order of the table"] = None,
-    delimiter: Annotated[str | None, "between the columns of a .csv or .tsv file, if not , or a tab"] = None,
-    encoding: Annotated[str, "of a .csv or .tsv file"] = UTF8,
+    delimiter: Delimiter = None,
+    encoding: Encoding = UTF8,
     **options: Any,
 ) -> Task:
     """A user's own table of events: CSV, Parquet, or a client store. The options name its columns."""

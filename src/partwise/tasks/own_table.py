@@ -5,11 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from partwise.data.reading import is_there
 from partwise.data.store import ClientStore, open_store
 from partwise.data.table import HEADER, column_names, is_delimited, read_table
 from partwise.types import UserError, unknown
+
+# Options of tasks that read such a table.
+ClientColumn = Annotated[str, "the column that names the client"]
+ItemColumn = Annotated[str, "the column of items"]
+Delimiter = Annotated[str | None, "between the columns of a .csv or .tsv file, if not , or a tab"]
+Encoding = Annotated[str, "of a .csv or .tsv file"]
 
 
 def read_own_table(

@@ -11,7 +11,8 @@ import numpy as np
 from partwise.data import holdout
 from partwise.data.delimited import UTF8
 from partwise.data.store import ClientStore
-from partwise.model.partition import Initial, keyed, local, partition
+from partwise.model.partition import keyed, local, partition
+from partwise.model.roles import Initial
 from partwise.tasks.base import (
     COUNTS,
     PAPER,
@@ -26,7 +27,7 @@ from partwise.tasks.base import (
     takes_options_of,
 )
 from partwise.tasks.matrix_factorization import matrix_factorization
-from partwise.tasks.own_table import read_own_table
+from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, read_own_table
 from partwise.types import Limits, UserError, counted, unknown
 
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
@@ -260,12 +261,12 @@ OWN = OwnRows(_more_columns, training_rows)
 def load(
     data: str | None = None,
     *,
-    client: Annotated[str, "the column that names the client"] = "user",
-    item: Annotated[str, "the column of items"] = "item",
+    client: ClientColumn = "user",
+    item: ItemColumn = "item",
     rating: Annotated[str, "the column of ratings"] = "rating",
     time: Annotated[str | None, "a column of times, if there is one"] = None,
-    delimiter: Annotated[str | None, "between the columns of a .csv or .tsv file, if not , or a tab"] = None,
-    encoding: Annotated[str, "of a .csv or .tsv file"] = UTF8,
+    delimiter: Delimiter = None,
+    encoding: Encoding = UTF8,
     **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise. The options name its columns."""

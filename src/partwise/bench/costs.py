@@ -1,0 +1,93 @@
+"""What is measured besides training: a deployment, private slices, secure sums, recommendations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from partwise.bench.case import Case, Columns
+from partwise.privacy import slices_cost
+from partwise.reports import recommend_seconds
+
+
+def deployment(quick: bool) -> list[Case]:
+    """Devices that poll and train nothing, and an agent that trains. Reports have about 2 kB."""
+    small = {"data.num_clients": 40, "data.num_items": 500, "data.dim": 32}
+    polling = lambda devices, rounds: Case(
+        f"{devices:,} polling", "planted", {**small, "cohort.size": devices}, rounds, measure_polling
+    )
+    agent = Case("1 agent", "planted", {**small, "cohort.size": 1}, 20 if quick else 200, measure_agent)
+    return [polling(1, 20 if quick else 200), polling(*((20, 5) if quick else (1000, 10))), agent]
+
+
+def measure_polling(case: Case, data: str | None) -> dict[str, Any]:
+    """How a server does under devices that poll, of 10,000 (and more) that are registered."""
+    from partwise.deployment import load
+
+    return _deployed(case, load.measure_polling(case.task, case.changes, case.rounds, 11_000))
+
+
+def measure_agent(case: Case, data: str | None) -> dict[str, Any]:
+    """How an agent does that trains."""
+    from partwise.deployment import load
+
+    return _deployed(case, load.measure_agent(case.task, case.changes, case.rounds))
+
+
+def private_slices(quick: bool) -> list[Case]:
+    """Rows of 96 float32: how many keys a client has, of how many."""
+    large = [(10**2, 10**4), (10**3, 10**4), (10**2, 10**5), (10**3, 10**5), (10**2, 10**6)]
+    sizes = [(50, 10**3)] if quick else large
+    return [Case(f"{m:,} of {k:,}", "", {"of": (k, m, 96)}, 1, measure_private_slices) for m, k in sizes]
+
+
+def measure_private_slices(case: Case, data: str | None) -> dict[str, Any]:
+    """What private slices cost a client and a server."""
+    return _deployed(case, slices_cost.measure_slices(*case.changes["of"]))
+
+
+def _deployed(case: Case, figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"case": case.name, **figures, "device": f"{os.cpu_count()} CPU cores"}
+
+
+def secure_sum(quick: bool) -> list[Case]:
+    case = lambda n, words: Case(f"{n:,} x {words:,} words", "", {"n": n, "words": words}, 1, measure_sum)
+    return [case(20, 10_000)] if quick else [case(100, 185_300), case(1000, 18_530)]
+
+
+def measure_sum(case: Case, data: str | None) -> dict[str, Any]:
+    """What a secure sum takes: n clients and the server on one core."""
+    from partwise.privacy.masked_round import measure_round
+
+    return {"case": case.name, **measure_round(**case.changes), "device": "1 CPU core"}
+
+
+def recommend(quick: bool) -> list[Case]:
+    sizes = [10_000] if quick else [10_000, 100_000, 1_000_000]
+    return [Case(f"{n:,} x 64", "", {"num_items": n, "dim": 64}, 1, measure_recommend) for n in sizes]
+
+
+def measure_recommend(case: Case, data: str | None) -> dict[str, Any]:
+    """What a recommendation takes."""
+    return {"case": case.name, **recommend_seconds.measure_recommend(**case.changes)}
+
+
+def _spread(name: str) -> Callable[[Mapping[str, Any]], str]:
+    """A column with the median and the 99th percentile."""
+    short = lambda number: f"{number:.1f}" if number < 10 else f"{number:.0f}"
+    return lambda line: "-" if (each := line[name]) is None else "/".join(map(short, each.values()))
+
+
+DEPLOYMENT_COLUMNS: Columns = {
+    "reports\na second": lambda line: f"{line['reports_per_second']:,.0f}",
+    "client\nround": _spread("client_round_ms"),
+    "poll": _spread("poll_ms"),
+    "slices": _spread("slices_ms"),
+    "report": _spread("report_ms"),
+    "lost": lambda line: str(line["lost"]),
+    "server\nMB": lambda line: f"{line['server_mb']:.0f}",
+    "agent\nMB": lambda line: "-" if (size := line["agent_mb"]) is None else f"{size:.0f}",
+}
+SUM_FIGURES = {"all s": "seconds:.2f", "client ms": "client_ms:.1f", "unmask s": "unmask_seconds:.2f"}
+SUM_FIGURES |= {"neighbours": "degree", "upload / vector": "upload_ratio:.3f", "peak MB": "peak_mb:.0f"}
