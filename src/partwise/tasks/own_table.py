@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from partwise.data.reading import is_there
-from partwise.data.store import ClientStore, open_store
+from partwise.data.store import ClientStore, is_store, open_store
 from partwise.data.table import HEADER, column_names, is_delimited, read_table
 from partwise.types import UserError, unknown
 
@@ -19,7 +17,7 @@ def read_own_table(
 
     Args:
         task: The name of the task, for messages.
-        data: The file, or the folder of a store, whose columns have the task's names already.
+        data: The file, or the folder of a store, whose columns have the task's names already, or an address.
         named: {option: column of the table}: `client`, `item` (ids), and others. The store's columns have the names
             of the options.
         delimiter: Between the columns of a .csv or .tsv file; None for the usual one.
@@ -29,7 +27,7 @@ def read_own_table(
         raise UserError(
             f"the task '{task}' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
         )
-    if is_there(Path(data) / "store.json"):
+    if is_store(data):
         return open_store(data)
     _check_distinct(named)
     _check_named(data, named, column_names(data, delimiter, encoding))
