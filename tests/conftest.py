@@ -261,6 +261,7 @@ class Between:
     def __init__(self, server: str):
         self.asked: list[Asked] = []
         self.fault: Callable[[Asked], Any] = lambda asked: None
+        self.answered: Callable[[], Any] = lambda: None
         between = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -281,6 +282,7 @@ class Between:
                     self.end_headers()
                 else:
                     self._pass_on(cut=fault == "cut")
+                between.answered()
 
             do_HEAD = do_GET  # noqa: N815
 
@@ -298,6 +300,7 @@ class Between:
                 self.close_connection = cut
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *_: None  # of a client that gave up
         self.host = "{}:{}".format(*self._server.server_address)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from partwise.privacy import slices_cost
-from partwise.reports import recommend_seconds
+from partwise.reports import recommend_seconds, remote_seconds
 from partwise.types import UserError, unknown
 
 GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
@@ -368,6 +368,19 @@ def measure_recommend(case: Case, data: str | None) -> dict[str, Any]:
     return {"case": case.name, **recommend_seconds.measure_recommend(**case.changes)}
 
 
+def _remote(quick: bool) -> list[Case]:
+    return [
+        Case(name, task, {"changes": changes, "latency": latency}, rounds, measure_remote)
+        for name, task, changes, rounds, latency in remote_seconds.cases(quick)
+    ]
+
+
+def measure_remote(case: Case, data: str | None) -> dict[str, Any]:
+    """What a round takes on clients that are elsewhere."""
+    measured = remote_seconds.measure_remote(case.task, case.rounds, **case.changes)
+    return {"case": case.name, **measured}
+
+
 DEPLOYMENT_COLUMNS: Columns = {
     "reports\na second": lambda line: f"{line['reports_per_second']:,.0f}",
     "client\nround": _spread("client_round_ms"),
@@ -409,6 +422,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         _recommend,
         recommend_seconds.COLUMNS,
         recommend_seconds.NOTE,
+    ),
+    "remote": Benchmark(
+        "Clients on a local disk, in an object store, and in one that answers after 50 ms",
+        _remote,
+        remote_seconds.COLUMNS,
+        remote_seconds.NOTE,
     ),
     "secure-sum": Benchmark(
         "A secure sum with its cryptography: all clients and the server",

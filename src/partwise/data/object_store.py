@@ -44,6 +44,14 @@ class Place(NamedTuple):
     path: str  # in the system
     shown: str  # in messages: the address without its options
 
+    def __str__(self) -> str:
+        return self.shown
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
     def of(self, name: str) -> Place:
         """What has this name in the folder."""
         return Place(self.system, f"{self.path}/{name}", f"{self.shown}/{name}")
@@ -54,10 +62,18 @@ def is_address(place: str | Path) -> bool:
     return "://" in str(place)
 
 
-def open_address(url: str) -> Place:
-    """The place with this address."""
-    parts = urllib.parse.urlsplit(url)
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+def shown_place(place: str | Path) -> str:
+    """A path or an address, for messages: without options and keys."""
+    if not is_address(place):
+        return str(place)
+    parts = urllib.parse.urlsplit(str(place))
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+
+
+def open_address(url: str, tries: int = 1) -> Place:
+    """The place with this address. `tries` is how often pyarrow itself tries a request. What it does unasked takes
+    minutes, and `patiently` tries again anyway."""
+    parts, shown = urllib.parse.urlsplit(url), shown_place(url)
     if "@" in parts.netloc or any(name in urllib.parse.parse_qs(parts.query) for name in SECRETS):
         raise UserError(
             f"the address of {shown} holds keys, and runs record addresses: leave them out, and set "
@@ -66,7 +82,7 @@ def open_address(url: str) -> Place:
     with telling(shown):
         pa.set_io_thread_count(max(pa.io_thread_count(), CONNECTIONS))  # also bounds the connections
         system, path = open_system(url)
-    return Place(_trying_once(system), path.rstrip("/"), shown)
+    return Place(_trying(system, tries), path.rstrip("/"), shown)
 
 
 def open_system(url: str) -> tuple[Any, str]:
@@ -83,16 +99,15 @@ def open_system(url: str) -> tuple[Any, str]:
     raise UserError(f"'{url}' is no address of a bucket: {wrong}")
 
 
-def _trying_once(system: Any) -> Any:
-    """The file system without tries of its own, which take minutes and which no address can change: `patiently` is
-    the one place that tries again."""
+def _trying(system: Any, tries: int) -> Any:
+    """The file system with another number of tries, which an address cannot say."""
     from pyarrow import fs
 
     if system.type_name != "s3":
         return system
     _, (options,) = system.__reduce__()  # all that pyarrow read in the address, as it is pickled
-    once = fs.AwsStandardS3RetryStrategy(max_attempts=1)
-    return fs.S3FileSystem(**{**options, **TIMEOUTS}, retry_strategy=once)
+    strategy = fs.AwsStandardS3RetryStrategy(max_attempts=tries)
+    return fs.S3FileSystem(**{**options, **TIMEOUTS}, retry_strategy=strategy)
 
 
 def patiently(action: Callable[[], T]) -> T:

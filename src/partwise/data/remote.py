@@ -30,7 +30,7 @@ class RemoteFile:
     def __init__(self, place: Place, size: int):
         self.place = place
         with telling(place.shown):
-            self._file = self._opened()
+            self._file = patiently(self._opened)
         if self._file.size() != size:
             raise UserError(
                 f"{place.shown} has {self._file.size():,} bytes, and its store.json says {size:,}: {WHOLE}"
@@ -51,7 +51,7 @@ class RemoteFile:
                 for done in waiting:
                     done.result()
                 if waiting:
-                    self._check_same()
+                    patiently(self._check_same)
         finally:
             for rest in waiting:
                 rest.cancel()
@@ -69,11 +69,15 @@ class RemoteFile:
         return result
 
     def _opened(self) -> Any:
-        return patiently(lambda: self.place.system.open_input_file(self.place.path))
+        return self.place.system.open_input_file(self.place.path)
 
     def _read(self, first: int, size: int) -> bytes:
         def once() -> bytes:
-            data = self._file.read_at(size, first)
+            try:
+                data = self._file.read_at(size, first)
+            except OSError:
+                self._check_same()  # may know better: pyarrow hides why a small range cannot be read
+                raise
             if len(data) != size:
                 raise OSError(f"{len(data):,} bytes came, and {size:,} were asked for")
             return data

@@ -12,7 +12,7 @@ import numpy as np
 from partwise.data.checks import check_known, check_sortable, clean_columns
 from partwise.data.id_columns import Ids, factorize, to_ids
 from partwise.data.ids import look_up, typed, vocabulary_names
-from partwise.data.object_store import is_address
+from partwise.data.object_store import is_address, shown_place
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
 from partwise.data.reading import is_there, naming
 from partwise.data.remote import RemoteColumn, read_columns
@@ -261,7 +261,7 @@ def open_store(path: str | Path) -> ClientStore:
         path: A folder written by `ClientStore.save`, or by `out=` of `read_table` and `read_rows`, or its address:
             `s3://BUCKET/PREFIX?region=REGION`.
     """
-    with naming(f"the store {str(path).split('?')[0]}"):
+    with naming(f"the store {shown_place(path)}"):
         return ClientStore(**read_folder(path))
 
 

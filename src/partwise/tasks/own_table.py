@@ -17,7 +17,7 @@ def read_own_table(
 
     Args:
         task: The name of the task, for messages.
-        data: The file, or the folder of a store, whose columns have the task's names already, or an address.
+        data: The file, or the folder of a store, or the address of either.
         named: {option: column of the table}: `client`, `item` (ids), and others. The store's columns have the names
             of the options.
         delimiter: Between the columns of a .csv or .tsv file; None for the usual one.
@@ -27,11 +27,12 @@ def read_own_table(
         raise UserError(
             f"the task '{task}' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
         )
+    names = {column: option for option, column in named.items() if option != "client"}
     if is_store(data):
-        return open_store(data)
+        store = open_store(data)
+        return store.rename({column: names[column] for column in names if column in store.columns})
     _check_distinct(named)
     _check_named(data, named, column_names(data, delimiter, encoding))
-    names = {column: option for option, column in named.items() if option != "client"}
     dialect = {"delimiter": delimiter, "encoding": encoding}
     return read_table(data, named["client"], list(names), ids=[named["item"]], **dialect).rename(names)
 
