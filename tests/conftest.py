@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
 
 import jax
 
@@ -200,3 +205,107 @@ def recorded_cohorts():
             yield drawn
 
     return recorded
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    """Host and port of an S3 server."""
+    server = pytest.importorskip("moto.server", reason="the extra `test` has an S3 server")
+    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    running.start()
+    yield "{}:{}".format(*running.get_host_and_port())
+    running.stop()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """A function that makes a bucket and returns the address of a prefix in it."""
+    for name, value in {
+        "ACCESS_KEY_ID": "test",
+        "SECRET_ACCESS_KEY": "test",
+        "EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+
+    def make(bucket: str) -> str:
+        connection = http.client.HTTPConnection(s3_server)
+        connection.request("PUT", f"/{bucket}")
+        assert connection.getresponse().status == 200
+        return f"s3://{bucket}/models/one?region=us-east-1&scheme=http&endpoint_override={s3_server}"
+
+    return make
+
+
+class Asked(NamedTuple):
+    """A request to an S3 server."""
+
+    method: str
+    name: str  # of the file
+    size: int  # bytes of the range; 0: no range
+
+
+class Between:
+    """A proxy before an S3 server. It keeps what is asked. `fault(asked)` says what to do to a request: None, the
+    status of an error, "cut" for half an answer, or seconds before the answer."""
+
+    def __init__(self, server: str):
+        self.asked: list[Asked] = []
+        self.fault: Callable[[Asked], Any] = lambda asked: None
+        self.answered: Callable[[], Any] = lambda: None
+        between = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            log_message = lambda *_: None
+
+            def do_GET(self) -> None:
+                found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+                size = int(found[2]) - int(found[1]) + 1 if found else 0
+                asked = Asked(self.command, self.path.split("?")[0].rpartition("/")[2], size)
+                between.asked.append(asked)
+                fault = between.fault(asked)
+                if isinstance(fault, float):
+                    time.sleep(fault)
+                if isinstance(fault, int):
+                    self.send_response(fault)
+                    self.send_header("Content-Length", "0")
+                    self.end_headers()
+                else:
+                    self._pass_on(cut=fault == "cut")
+                between.answered()
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def _pass_on(self, cut: bool) -> None:
+                connection = http.client.HTTPConnection(server)
+                connection.request(self.command, self.path, headers=dict(self.headers))
+                answer = connection.getresponse()
+                data = answer.read()
+                self.send_response(answer.status)
+                for name, value in answer.getheaders():
+                    if name.lower() not in ("connection", "transfer-encoding", "server", "date"):
+                        self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data[: len(data) // 2] if cut else data)
+                self.close_connection = cut
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.handle_error = lambda *_: None  # of a client that gave up
+        self.host = "{}:{}".format(*self._server.server_address)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def bytes_of(self, name: str) -> int:
+        """How many bytes of the files with this name were asked for by range."""
+        return sum(asked.size for asked in self.asked if asked.name == name)
+
+
+@pytest.fixture
+def between(s3_server):
+    """A proxy before the S3 server."""
+    proxy = Between(s3_server)
+    yield proxy
+    proxy.close()

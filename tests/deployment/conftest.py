@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import urllib3
 import uvicorn
 
 from partwise.algorithms.registry import prepare
@@ -220,33 +219,6 @@ def wait_for(port: int, process: subprocess.Popen) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("nginx does not listen")
-
-
-@pytest.fixture(scope="session")
-def s3_server():
-    """Host and port of an S3 server."""
-    server = pytest.importorskip("moto.server", reason="the extra `test` has an S3 server")
-    running = server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    running.start()
-    yield "{}:{}".format(*running.get_host_and_port())
-    running.stop()
-
-
-@pytest.fixture
-def s3(s3_server, monkeypatch):
-    """A function that makes a bucket and returns the address of a prefix in it."""
-    for name, value in {
-        "ACCESS_KEY_ID": "test",
-        "SECRET_ACCESS_KEY": "test",
-        "EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-
-    def make(bucket: str) -> str:
-        assert urllib3.request("PUT", f"http://{s3_server}/{bucket}").status == 200
-        return f"s3://{bucket}/models/one?region=us-east-1&scheme=http&endpoint_override={s3_server}"
-
-    return make
 
 
 @pytest.fixture

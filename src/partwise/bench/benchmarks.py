@@ -19,7 +19,7 @@ from partwise.bench import costs, training_cases
 from partwise.bench.case import Case, Columns
 from partwise.bench.trainings import COLUMNS, measure
 from partwise.privacy import slices_cost
-from partwise.reports import recommend_seconds
+from partwise.reports import recommend_seconds, remote_seconds
 from partwise.types import UserError, unknown
 
 
@@ -66,6 +66,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         costs.recommend,
         recommend_seconds.COLUMNS,
         recommend_seconds.NOTE,
+    ),
+    "remote": Benchmark(
+        "Clients on a local disk, in an object store, and in one that answers after 50 ms",
+        costs.remote,
+        remote_seconds.COLUMNS,
+        remote_seconds.NOTE,
     ),
     "secure-sum": Benchmark(
         "A secure sum with its cryptography: all clients and the server",

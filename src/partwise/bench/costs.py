@@ -8,7 +8,7 @@ from typing import Any
 
 from partwise.bench.case import Case, Columns
 from partwise.privacy import slices_cost
-from partwise.reports import recommend_seconds
+from partwise.reports import recommend_seconds, remote_seconds
 
 
 def deployment(quick: bool) -> list[Case]:
@@ -71,6 +71,20 @@ def recommend(quick: bool) -> list[Case]:
 def measure_recommend(case: Case, data: str | None) -> dict[str, Any]:
     """What a recommendation takes."""
     return {"case": case.name, **recommend_seconds.measure_recommend(**case.changes)}
+
+
+def remote(quick: bool) -> list[Case]:
+    """Clients on a local disk, in an object store, and in one that is slow to answer."""
+    return [
+        Case(name, task, {"changes": changes, "latency": latency}, rounds, measure_remote)
+        for name, task, changes, rounds, latency in remote_seconds.cases(quick)
+    ]
+
+
+def measure_remote(case: Case, data: str | None) -> dict[str, Any]:
+    """What a round takes on clients that are elsewhere."""
+    measured = remote_seconds.measure_remote(case.task, case.rounds, **case.changes)
+    return {"case": case.name, **measured}
 
 
 def _spread(name: str) -> Callable[[Mapping[str, Any]], str]:

@@ -11,6 +11,7 @@ from partwise.cli.comparing_parser import add_comparing
 from partwise.cli.looking_parser import add_looking
 from partwise.cli.network_parser import add_network
 from partwise.cli.recommending import add_recommend, add_run
+from partwise.cli.storing import add_store
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_looking(command)
     add_comparing(command, _add_task)
     add_network(command, _add_task)
+    add_store(command)
     _add_rest(command)
     return parser
 

@@ -19,6 +19,7 @@ from partwise.data.checks import Column, check_known, check_sortable, clean_colu
 from partwise.data.id_columns import Ids, KeyTable, to_ids
 from partwise.data.ids import join_ids, typed, vocabulary_names
 from partwise.data.ragged import offsets, owners, row_blocks
+from partwise.data.remote_folder import EXAMPLES
 from partwise.data.row_batches import Batch, Wanted, to_columns
 from partwise.data.spool import Layout, Pile, Spool, layouts_of, rows_at_once
 from partwise.data.store import CLIENT_COLUMN, ClientStore, open_store
@@ -80,7 +81,7 @@ def _kept(spool: Spool, columns: Sequence[str] | None) -> dict[str, Layout]:
 def _targets(folder: Path, spool: Spool, columns: Sequence[str] | None) -> dict[str, np.memmap]:
     """Where each column's sorted rows are written: into `examples.arrow`, or into a separate file if the
     column is used only for sorting."""
-    kept, file = _kept(spool, columns), folder / "examples.arrow"
+    kept, file = _kept(spool, columns), folder / EXAMPLES
     places = allocate_examples(folder, kept, spool.num_rows)
     targets = {
         name: np.memmap(file, layout.dtype, "r+", places[name], (spool.num_rows, *layout.shape))

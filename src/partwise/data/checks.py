@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -50,6 +51,17 @@ def to_array(name: str, values: Any, first_row: int = 0) -> np.ndarray:
             f"column '{name}' has values of different shapes, in one row or in several: give every row numbers "
             f"of one shape"
         ) from None
+
+
+def check_memory(num_bytes: float, what: str, remedy: str) -> None:
+    """Raise `UserError` if something needs more memory than this machine has, because reasonable numbers may
+    have a huge product."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > there:
+        raise UserError(
+            f"{what} would take {num_bytes / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f} GB: "
+            f"{remedy}"
+        )
 
 
 def check_known(names: Iterable[str], columns: Iterable[str]) -> None:

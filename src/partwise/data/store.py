@@ -12,8 +12,11 @@ import numpy as np
 from partwise.data.checks import check_known, check_sortable, clean_columns
 from partwise.data.id_columns import Ids, factorize, to_ids
 from partwise.data.ids import look_up, typed, vocabulary_names
+from partwise.data.object_store import is_address, shown_place
 from partwise.data.ragged import offsets, owners, row_blocks, row_indices, shuffle_order
-from partwise.data.reading import naming
+from partwise.data.reading import is_there, naming
+from partwise.data.remote import RemoteColumn, read_columns
+from partwise.data.remote_folder import RECORD, has_record
 from partwise.data.spool import layouts_of, rows_at_once
 from partwise.data.store_folder import Block, read_folder, write_folder
 from partwise.types import UserError, nearest
@@ -32,7 +35,8 @@ class ClientStore:
     arrays with `ClientStore.from_arrays`, from files with `read_table`, from a program with `read_rows`.
 
     Attributes:
-        columns: {name: array [N] or [N, ...]}; memory-mapped and read-only if opened from disk.
+        columns: {name: array [N] or [N, ...]}; memory-mapped and read-only if opened from disk. Those of a store
+            that was opened by an address have the form of arrays; their rows are read when clients are gathered.
         starts: [C], where each client's rows begin.
         counts: [C], how many rows each client has.
         client_ids: [C], the clients' ids in the source.
@@ -81,6 +85,11 @@ class ClientStore:
         return group_rows(client, columns, ids, info or {})
 
     @property
+    def remote(self) -> bool:
+        """Whether the rows are in an object store, and read over a network when they are gathered."""
+        return any(isinstance(values, RemoteColumn) for values in self.columns.values())
+
+    @property
     def num_clients(self) -> int:
         return len(self.counts)
 
@@ -99,7 +108,9 @@ class ClientStore:
         )
 
     def packed(self) -> bool:
-        """Whether the clients are stored one after the other and own every row."""
+        """Whether the clients are stored one after the other and own every row, on this machine."""
+        if self.remote:
+            return False
         whole = self.num_examples == len(next(iter(self.columns.values())))
         return whole and np.array_equal(self.starts, offsets(self.counts))
 
@@ -119,6 +130,8 @@ class ClientStore:
 
     def examples(self, position: int) -> dict[str, np.ndarray]:
         """One client's rows of every column, not copied."""
+        if self.remote:
+            return dict(self.gather([position]).columns)
         rows = slice(self.starts[position], self.starts[position] + self.counts[position])
         return {name: values[rows] for name, values in self.columns.items()}
 
@@ -173,9 +186,14 @@ class ClientStore:
         return dataclasses.replace(self, starts=self.starts + skip, counts=counts)
 
     def gather(self, positions: Any = None) -> ClientStore:
-        """These clients (or all), packed into memory. Rows of other clients are not read."""
+        """These clients (or all), packed into memory. Rows of other clients are not read. From an object store,
+        all requests are made together, by many threads."""
         chosen = self if positions is None else self.take(positions)
-        return chosen._pack(row_indices(chosen.starts, chosen.counts))
+        if not self.remote:
+            return chosen._pack(row_indices(chosen.starts, chosen.counts))
+        columns: Any = self.columns  # all of them are remote: a store that is not packed takes no others
+        read = read_columns(columns, chosen.starts, chosen.counts)
+        return dataclasses.replace(chosen, columns=read, starts=offsets(chosen.counts))
 
     def reorder(self, by: str | None = None, seed: int | None = None) -> ClientStore:
         """Each client's rows in a new order, packed into memory: sorted by a column (stable), or shuffled.
@@ -186,6 +204,8 @@ class ClientStore:
             raise UserError(
                 f"reorder needs a column to sort by or a seed to shuffle with, not by={by!r}, seed={seed!r}"
             )
+        if self.remote:
+            return self.gather().reorder(by, seed)
         rows = row_indices(self.starts, self.counts)
         if by is None:
             return self._pack(rows[shuffle_order(self.client_ids, self.counts, int(seed or 0))])
@@ -210,7 +230,8 @@ class ClientStore:
             yield Block(store.client_ids, store.counts, store.columns)
 
     def save(self, path: str | Path) -> None:
-        """Write a folder that `open_store` can open. `path` must not exist yet."""
+        """Write a folder that `open_store` can open. `path` must not exist yet. An address (`s3://...`) is one of
+        an object store."""
         write_folder(path, self.blocks(), self.vocabularies, self.info)
 
     def _pack(self, rows: np.ndarray) -> ClientStore:
@@ -233,13 +254,20 @@ class ClientStore:
 
 
 def open_store(path: str | Path) -> ClientStore:
-    """Open a store from its folder. This is fast: columns are memory maps, which are read when they are used.
+    """Open a store from its folder. This is fast: columns are memory maps, which are read when they are used. Of a
+    store in an object store, only ids and numbers of examples are read; rows are read by range when they are used.
 
     Args:
-        path: A folder written by `ClientStore.save`, or by `out=` of `read_table` and `read_rows`.
+        path: A folder written by `ClientStore.save`, or by `out=` of `read_table` and `read_rows`, or its address:
+            `s3://BUCKET/PREFIX?region=REGION`.
     """
-    with naming(f"the store {path}"):
+    with naming(f"the store {shown_place(path)}"):
         return ClientStore(**read_folder(path))
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether there is a store in this folder or at this address."""
+    return has_record(str(path)) if is_address(path) else is_there(Path(path) / RECORD)
 
 
 def group_rows(

@@ -1,7 +1,8 @@
 """A store's folder on disk: `examples.arrow`, `clients.arrow`, `vocabularies.arrow`, `store.json`.
 
 `examples.arrow` is one record batch, so that every column is one memory-mapped array without a copy. A folder
-is written beside its final place and renamed at the end. So it is either complete or not there.
+is written beside its final place and renamed at the end. So it is either complete or not there. `store.json` says
+where in the file each column is, so that the rows of some clients can be read from an object store by range.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ import numpy as np
 
 from partwise.data.ids import join_ids
 from partwise.data.late_arrow import pa
+from partwise.data.object_store import is_address, open_address
 from partwise.data.ragged import offsets
 from partwise.data.reading import existing, reading, regular
+from partwise.data.remote_folder import (
+    EXAMPLES,
+    RECORD,
+    new_remote_folder,
+    read_batch,
+    read_record,
+    remote_columns,
+)
 from partwise.data.spool import Layout, Spool
 from partwise.types import UserError
 
 FORMAT = "partwise-store"
 VERSION = 1
+CLIENTS, VOCABULARIES = "clients.arrow", "vocabularies.arrow"
 WHOLE = "the store is not whole; remove the folder and build it again"
+DAMAGED = "it is damaged; remove the folder and build it again"
 
 
 class Block(NamedTuple):
@@ -38,7 +50,11 @@ class Block(NamedTuple):
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A folder to fill. It gets its name `path` only if the block ends without an error."""
+    """A folder to fill. It gets its name `path`, or the address, only if the block ends without an error."""
+    if is_address(path):
+        with new_remote_folder(str(path)) as building:
+            yield building
+        return
     path = Path(path)
     try:
         if path.exists():
@@ -70,7 +86,7 @@ def write_folder(
             spool.append(block.columns)
         places = allocate_examples(folder, spool.layouts, spool.num_rows)
         for name, place in places.items():
-            spool.copy(name, folder / "examples.arrow", place)
+            spool.copy(name, folder / EXAMPLES, place)
         spool.discard()
         finish(folder, join_ids(client_ids), np.concatenate(counts), spool.layouts, vocabularies, info)
 
@@ -81,12 +97,17 @@ def allocate_examples(folder: Path, layouts: Mapping[str, Layout], num_rows: int
         raise UserError("there are no rows to store: give at least one client with one example")
     arrays = [_arrow(np.zeros((num_rows, *layout.shape), layout.dtype)) for layout in layouts.values()]
     batch = pa.record_batch(arrays, names=list(layouts))
-    with pa.ipc.new_file(str(folder / "examples.arrow"), batch.schema) as writer:
+    with pa.ipc.new_file(str(folder / EXAMPLES), batch.schema) as writer:
         writer.write_batch(batch)
-    with pa.memory_map(str(folder / "examples.arrow")) as source:
+    return _places(folder / EXAMPLES)
+
+
+def _places(examples: Path) -> dict[str, int]:
+    """The byte at which each column starts in the file."""
+    with pa.memory_map(str(examples)) as source:
         begin = source.read_buffer().address
         stored = pa.ipc.open_file(source).get_batch(0)
-        return {name: stored.column(name).buffers()[-1].address - begin for name in layouts}
+        return {name: stored.column(name).buffers()[-1].address - begin for name in stored.schema.names}
 
 
 def finish(
@@ -98,59 +119,84 @@ def finish(
     info: Mapping[str, Any],
 ) -> None:
     """Write everything of a store except its examples."""
-    _write_batch(folder / "clients.arrow", {"client": _arrow(client_ids), "count": _arrow(counts)})
+    _write_batch(folder / CLIENTS, {"client": _arrow(client_ids), "count": _arrow(counts)})
     lists = {
         name: pa.LargeListArray.from_arrays([0, len(ids)], _arrow(ids)) for name, ids in vocabularies.items()
     }
-    _write_batch(folder / "vocabularies.arrow", lists)
-    columns = {name: {"dtype": layout.dtype.str, "shape": layout.shape} for name, layout in layouts.items()}
+    _write_batch(folder / VOCABULARIES, lists)
+    places = _places(folder / EXAMPLES)
+    columns = {
+        name: {"dtype": layout.dtype.str, "shape": layout.shape, "offset": places[name]}
+        for name, layout in layouts.items()
+    }
     record = {"format": FORMAT, "version": VERSION, "columns": columns, "info": dict(info)}
     record |= {"num_clients": len(client_ids), "num_examples": int(counts.sum())}
+    record["files"] = {name: (folder / name).stat().st_size for name in (EXAMPLES, CLIENTS, VOCABULARIES)}
     try:
         text = json.dumps(record, indent=1, default=lambda value: value.item())
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"info must hold only what JSON can say (text, numbers, lists, dicts): {error}"
         ) from error
-    (folder / "store.json").write_text(text)
+    (folder / RECORD).write_text(text)
 
 
 def read_folder(path: str | Path) -> dict[str, Any]:
-    """The fields of a `ClientStore`. The columns are memory-mapped."""
+    """The fields of a `ClientStore`. The columns are memory-mapped, or stay in an object store."""
+    if is_address(path):
+        return _read_address(str(path))
     path = existing(path, "check the path, or build a store with build_store or save")
-    record = _read_record(path)
-    with reading(f"the store {path}", "it is damaged; remove the folder and build it again"):
-        batch = _map_batch(path / "examples.arrow")
-        clients = _read_batch(path / "clients.arrow")
-        vocabularies = _read_batch(path / "vocabularies.arrow")
-        counts = clients.column("count").cast(pa.int64()).to_numpy()
-        lengths = (batch.num_rows, int(counts.sum()), len(counts))
-        if lengths != (record["num_examples"], record["num_examples"], record["num_clients"]):
+    record = _checked_record(path, _read_record(path))
+    with reading(f"the store {path}", DAMAGED):
+        batch = _map_batch(path / EXAMPLES)
+        if batch.num_rows != record["num_examples"]:
             raise ValueError("its files disagree in length")
-        return {
-            "columns": {
-                name: _column(batch.column(name), entry) for name, entry in record["columns"].items()
-            },
-            "starts": offsets(counts),
-            "counts": counts,
-            "client_ids": _numpy(clients.column("client")),
-            "vocabularies": {
-                name: _numpy(vocabularies.column(name)[0].values) for name in vocabularies.schema.names
-            },
-            "info": dict(record["info"]),
-        }
+        columns = {name: _column(batch.column(name), entry) for name, entry in record["columns"].items()}
+        return _fields(record, columns, _read_batch(path / CLIENTS), _read_batch(path / VOCABULARIES))
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    if not (path / "store.json").is_file():
+def _read_address(url: str) -> dict[str, Any]:
+    place = open_address(url)
+    record = _checked_record(place.shown, read_record(place))
+    with reading(f"the store {place.shown}", DAMAGED):
+        small = [read_batch(place, name, record) for name in (CLIENTS, VOCABULARIES)]
+        return _fields(record, remote_columns(place, record), *small)
+
+
+def _fields(
+    record: Mapping[str, Any],
+    columns: Mapping[str, Any],
+    clients: pa.RecordBatch,
+    vocabularies: pa.RecordBatch,
+) -> dict[str, Any]:
+    counts = clients.column("count").cast(pa.int64()).to_numpy()
+    if (int(counts.sum()), len(counts)) != (record["num_examples"], record["num_clients"]):
+        raise ValueError("its files disagree in length")
+    return {
+        "columns": columns,
+        "starts": offsets(counts),
+        "counts": counts,
+        "client_ids": _numpy(clients.column("client")),
+        "vocabularies": {
+            name: _numpy(vocabularies.column(name)[0].values) for name in vocabularies.schema.names
+        },
+        "info": dict(record["info"]),
+    }
+
+
+def _read_record(path: Path) -> Any:
+    if not (path / RECORD).is_file():
         held = (
             ", ".join(sorted(p.name for p in path.iterdir())[:8]) if path.is_dir() else "a file, not a folder"
         )
-        raise UserError(f"{path} is not a partwise store: it has no store.json ({held or 'empty'})")
-    with reading(path / "store.json", "build the store again"):
-        record = json.loads((path / "store.json").read_text(encoding="utf-8"))
+        raise UserError(f"{path} is not a partwise store: it has no {RECORD} ({held or 'empty'})")
+    with reading(path / RECORD, "build the store again"):
+        return json.loads((path / RECORD).read_text(encoding="utf-8"))
+
+
+def _checked_record(path: object, record: Any) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UserError(f"{path} is not a partwise store: store.json does not say format '{FORMAT}'")
+        raise UserError(f"{path} is not a partwise store: {RECORD} does not say format '{FORMAT}'")
     if record.get("version") != VERSION:
         raise UserError(
             f"{path} has store version {record.get('version')}, this partwise reads version {VERSION}: "

@@ -21,12 +21,15 @@ from partwise.data.delimited import (
     stream_delimited,
 )
 from partwise.data.late_arrow import ipc, pa, parquet
+from partwise.data.object_store import Place, is_address, shown_place
 from partwise.data.reading import existing, naming, reading, regular
+from partwise.data.remote_tables import check_room, open_table, remote_tables
 from partwise.data.row_batches import Wanted, to_columns
 from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
+File = Path | Place
 ARROW = (".arrow", ".feather")  # Arrow's file format (Feather version 2 is that), or its streaming format
 EXPECTED = "give a .csv, .tsv, .parquet, .arrow or .feather file, or a folder of .parquet files"
 
@@ -48,13 +51,13 @@ def read_table(
 
     Args:
         path: A .csv or .tsv file (also .gz), a .parquet, .arrow or .feather file, or a folder of .parquet
-            files.
+            files. Parquet may also be in an object store: `s3://BUCKET/PATH?region=REGION`.
         client: The column that names the client of a row; None if all rows belong to one client.
         columns: The columns to keep (default: all).
         ids: Columns whose values are ids. They become keys 0, 1, 2, ... If it is a mapping, columns with the
             same name on the right share their keys: ids={"past": "item", "next": "item"}.
-        out: A folder to which the store is written; memory then does not grow with the rows. By default the
-            store is in memory.
+        out: A folder, or an address in an object store, to which the store is written; memory then does not grow
+            with the rows. By default the store is in memory.
         order_by: A column by which each client's rows are sorted.
         lists: For lists of ids of different lengths: {"past": 20} keeps the last 20 and pads with -1.
         delimiter: The delimiter of .csv and .tsv files, if it is not comma and tab.
@@ -63,43 +66,47 @@ def read_table(
     Returns:
         The store. Dates and times in it are whole numbers, in nanoseconds.
     """
-    path = Path(path)
     files = _files(path)
     dialect = _dialect(files[0], delimiter, encoding)
-    there = _names(files[0], dialect)
-    with naming(path):
+    there, place = _names(files[0], dialect), shown_place(path)
+    with naming(place):
         plan = plan_columns(there, client, columns, ids, order_by, lists)
         _check_header(plan.names or (), there, dialect)
+        remote = [file for file in files if isinstance(file, Place)]
+        if remote and out is None:
+            check_room(remote, plan.names or ())
         batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
         kept = kept_columns(there, client, columns, ids)
-        return gather_batches(batches, client, ids, out, order_by, {"source": str(path)}, kept)
+        return gather_batches(batches, client, ids, out, order_by, {"source": place}, kept)
 
 
 def column_names(path: str | Path, delimiter: str | None = None, encoding: str = UTF8) -> list[str]:
     """The names of a table's columns."""
-    file = _files(Path(path))[0]
+    file = _files(path)[0]
     return _names(file, _dialect(file, delimiter, encoding))
 
 
 def list_columns(path: str | Path) -> list[str]:
     """The columns of a table that hold lists. A text file has none."""
-    file = _files(Path(path))[0]
+    file = _files(path)[0]
     if is_delimited(file):
         return []
     with reading(file, f"is it a whole {_kind(file)} file?"):
         return [field.name for field in _schema(file) if holds_lists(field.type)]
 
 
-def is_delimited(path: str | Path) -> bool:
+def is_delimited(path: str | File) -> bool:
     """Whether a table is a text file, which has a delimiter and an encoding."""
-    return _kind(Path(path)) in DELIMITERS
+    return _kind(Path(path) if isinstance(path, str) else path) in DELIMITERS
 
 
-def _kind(file: Path) -> str:
+def _kind(file: File) -> str:
     return Path(file.name.lower().removesuffix(".gz")).suffix
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: str | Path) -> Sequence[File]:
+    if is_address(path):
+        return remote_tables(str(path))
     path = existing(path, EXPECTED)
     if not path.is_dir():
         files = [regular(path, EXPECTED)]
@@ -118,7 +125,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None:
+def _dialect(file: File, delimiter: str | None, encoding: str) -> Dialect | None:
     if is_delimited(file):
         return dialect_of(_kind(file), delimiter, encoding)
     if delimiter is not None or encoding != UTF8:
@@ -126,13 +133,16 @@ def _dialect(file: Path, delimiter: str | None, encoding: str) -> Dialect | None
     return None
 
 
-def _names(file: Path, dialect: Dialect | None) -> list[str]:
+def _names(file: File, dialect: Dialect | None) -> list[str]:
     with reading(file, f"is it a whole {_kind(file)} file?"):
         return _distinct(_schema(file).names) if dialect is None else read_header(file, dialect)
 
 
-def _schema(file: Path) -> pa.Schema:
+def _schema(file: File) -> pa.Schema:
     """The schema of a Parquet or Arrow file."""
+    if isinstance(file, Place):
+        with open_table(file) as source:
+            return source.schema_arrow
     if _kind(file) == ".parquet":
         return parquet.read_schema(file)
     with _open_arrow(file) as reader:
@@ -155,7 +165,7 @@ def _check_header(names: Sequence[str], there: Sequence[str], dialect: Dialect |
 
 
 def _checked(
-    file: Path, dialect: Dialect | None, client: str | None, plan: Wanted
+    file: File, dialect: Dialect | None, client: str | None, plan: Wanted
 ) -> Iterator[dict[str, Column]]:
     """The file's batches. Errors name the file and, for text files, the line."""
     first_row, names = 0, plan.names or ()
@@ -168,20 +178,23 @@ def _checked(
                 yield {client: owner, **cleaned} if client else cleaned
                 first_row += batch.num_rows
     except UserError as error:
-        found = find_bad_cell(file, dialect, names, plan.ids) if dialect is not None else None
+        text = dialect is not None and isinstance(file, Path)
+        found = find_bad_cell(file, dialect, names, plan.ids) if text else None
         raise found or error from error.__cause__
 
 
 def _reader(
-    file: Path, dialect: Dialect | None
+    file: File, dialect: Dialect | None
 ) -> Callable[[Sequence[str], Sequence[str]], Iterator[pa.RecordBatch]]:
+    if isinstance(file, Place):
+        return functools.partial(_read_parquet, file)
     if dialect is not None:
         return functools.partial(stream_delimited, file, dialect)
     return functools.partial(_read_arrow if _kind(file) in ARROW else _read_parquet, file)
 
 
-def _read_parquet(file: Path, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with parquet.ParquetFile(file) as source:
+def _read_parquet(file: File, names: Sequence[str], ids: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with open_table(file) if isinstance(file, Place) else parquet.ParquetFile(file) as source:
         check_known(names, _distinct(source.schema_arrow.names))
         yield from source.iter_batches(columns=list(names))
 

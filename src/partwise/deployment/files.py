@@ -8,7 +8,6 @@ again.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from partwise.checkpoint import to_disk
+from partwise.data.object_store import REMEDIES, open_system, telling
 from partwise.types import UserError
 
 DIGITS = 32  # hexadecimal digits of SHA-256 in a name
@@ -31,14 +31,6 @@ WORKERS = 16  # requests to a bucket, or files on their way to the disk, at a ti
 LISTED = 32  # for more files than this, the bucket's names are listed, and not asked for one by one
 ABANDONED = 3600  # seconds after which a file that nobody completed is one that nobody will
 HEADERS = {"Content-Type": "application/octet-stream", "Cache-Control": "public, max-age=31536000, immutable"}
-REMEDIES = {  # words of an error -> what to do
-    "NO_SUCH_BUCKET": "Make the bucket first, or name another one",
-    "ACCESS_DENIED": "Give keys that may read, write and list it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)",
-    "INVALID_ACCESS_KEY": "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "SIGNATURE": "Check AWS_SECRET_ACCESS_KEY and the machine's clock",
-    "NETWORK_CONNECTION": "Check the address (endpoint_override, scheme, region) and the network",
-    os.strerror(errno.ENOSPC): "Make room; what was there before is untouched",
-}
 
 
 class FilePlace(Protocol):
@@ -108,7 +100,7 @@ class FolderPlace:
 
     def __init__(self, folder: Path):
         self.folder = Path(folder)
-        with _said(self.folder):
+        with telling(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             remove_abandoned(self.folder)
 
@@ -119,7 +111,7 @@ class FolderPlace:
     def put_many(self, files: Iterable[bytes], suffix: str) -> list[str]:
         """As `FilePlace.put_many`."""
         names = []
-        with _said(self.folder):
+        with telling(self.folder):
             for batch in _batches(files):
                 named = [(name_of(data, suffix), data) for data in batch]
                 self._write({name: data for name, data in named if not self._is_there(name, len(data))})
@@ -128,17 +120,17 @@ class FolderPlace:
 
     def read(self, name: str) -> bytes:
         """As `FilePlace.read`."""
-        with _said(self.folder):
+        with telling(self.folder):
             return _sound(name, (self.folder / check_name(name)).read_bytes())
 
     def names(self) -> set[str]:
         """As `FilePlace.names`."""
-        with _said(self.folder):
+        with telling(self.folder):
             return {name for name in os.listdir(self.folder) if NAME.fullmatch(name)}
 
     def delete(self, names: Iterable[str]) -> None:
         """As `FilePlace.delete`."""
-        with _said(self.folder):
+        with telling(self.folder):
             for name in map(check_name, names):
                 (self.folder / name).unlink(missing_ok=True)
 
@@ -174,8 +166,8 @@ class BucketPlace:
 
         bucket = url.removeprefix("s3://").split("?")[0].split("/")[0]
         self._shown = url.split("?")[0]
-        with _said(self._shown):
-            self._system, self._prefix = _bucket_system(url)
+        with telling(self._shown):
+            self._system, self._prefix = open_system(url)
             if self._system.get_file_info(bucket).type == fs.FileType.NotFound:
                 raise UserError(f"there is no bucket '{bucket}'. {REMEDIES['NO_SUCH_BUCKET']}")
 
@@ -186,7 +178,7 @@ class BucketPlace:
     def put_many(self, files: Iterable[bytes], suffix: str) -> list[str]:
         """As `FilePlace.put_many`."""
         names = []
-        with _said(self._shown), ThreadPoolExecutor(WORKERS) as workers:
+        with telling(self._shown), ThreadPoolExecutor(WORKERS) as workers:
             for batch in _batches(files):
                 named = [(name_of(data, suffix), data) for data in batch]
                 there = self._there([name for name, _ in named])
@@ -197,20 +189,20 @@ class BucketPlace:
 
     def read(self, name: str) -> bytes:
         """As `FilePlace.read`."""
-        with _said(self._shown), self._system.open_input_stream(self._path(name)) as file:
+        with telling(self._shown), self._system.open_input_stream(self._path(name)) as file:
             return _sound(name, file.read())
 
     def names(self) -> set[str]:
         """As `FilePlace.names`."""
         from pyarrow import fs
 
-        with _said(self._shown):
+        with telling(self._shown):
             found = self._system.get_file_info(fs.FileSelector(self._prefix, allow_not_found=True))
         return {info.base_name for info in found if NAME.fullmatch(info.base_name)}
 
     def delete(self, names: Iterable[str]) -> None:
         """As `FilePlace.delete`."""
-        with _said(self._shown), ThreadPoolExecutor(WORKERS) as workers:
+        with telling(self._shown), ThreadPoolExecutor(WORKERS) as workers:
             list(workers.map(self._remove, [self._path(name) for name in names]))
 
     def _path(self, name: str) -> str:
@@ -231,19 +223,6 @@ class BucketPlace:
             self._system.delete_file(path)
 
 
-def _bucket_system(url: str) -> tuple[Any, str]:
-    """pyarrow's file system and the path in it. Small files take one request where pyarrow knows how."""
-    from pyarrow import ArrowInvalid, fs
-
-    delayed = f"{url}{'&' if '?' in url else '?'}allow_delayed_open=true"
-    for each in (delayed, url):
-        try:
-            return fs.FileSystem.from_uri(each)
-        except ArrowInvalid as error:
-            wrong = error
-    raise UserError(f"'{url}' is no address of a bucket: {wrong}")
-
-
 def _batches(files: Iterable[bytes]) -> Iterator[list[bytes]]:
     return iter(partial(lambda rest: list(islice(rest, BATCH)), iter(files)), [])
 
@@ -252,15 +231,3 @@ def _sound(name: str, data: bytes) -> bytes:
     if not fits(name, data):
         raise UserError(f"'{name}' is damaged: its bytes do not fit its name. Delete it and write it again")
     return data
-
-
-@contextlib.contextmanager
-def _said(where: object) -> Iterator[None]:
-    """Errors of the place as `UserError`, with the place and what to do."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise UserError(f"there is no such file in '{where}': {error.filename or error}") from None
-    except OSError as error:
-        remedy = [remedy for words, remedy in REMEDIES.items() if words in str(error)]
-        raise UserError(f"'{where}': {error}. {' '.join(remedy)}".strip()) from None

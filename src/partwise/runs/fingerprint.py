@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
 from partwise.runs.document import to_plain
 from partwise.tasks import Task
@@ -52,10 +53,11 @@ def _part(store: ClientStore, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _columns(store: ClientStore) -> dict[str, str]:
-    row = sum(values.itemsize * values[:1].size for values in store.columns.values())
+    row = sum(layout.row_bytes for layout in layouts_of(store.columns).values())
     if row * store.num_examples > WHOLE_BYTES:
         chosen = np.linspace(0, store.num_clients - 1, SAMPLED_CLIENTS).astype(np.int64)
         store = store.take(np.unique(chosen)).cap(SAMPLED_ROWS)
+    store = store.gather() if store.remote else store  # one batch of requests
     totals = {name: hashlib.sha256() for name in store.columns}
     for block in store.blocks():
         for name, values in block.columns.items():

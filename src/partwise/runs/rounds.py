@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 from partwise.config.protection import Protection
@@ -13,6 +13,7 @@ from partwise.runs.callbacks import Followed
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import as_record
 from partwise.runs.sanity import check_going
+from partwise.server.record import Record
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
 from partwise.types import RunWarning, UserError
@@ -55,35 +56,27 @@ def run_rounds(course: Course) -> Iterator[None]:
     simulation, rounds, followed = course.simulation, course.rounds, course.followed
     every, saving = course.config.simulation.evaluate_every, course.config.simulation.checkpoint_every
     followed.show_again(course.recorder)
-    while simulation.round < rounds and not followed.reason:
-        yield
-        due, save = _next(simulation.round, every), _next(simulation.round, saving)
-        stop = min(due, save, rounds)
-        last = yield from _run_until(course, stop, evaluated=stop in (due, rounds))
-        if last:
-            last["evaluation"] = course.evaluate(simulation.state.params, kept=simulation.kept_of)
-            last |= _spent(course.promised, stop, exactly=True)
-            _write(course, [last])
-            course.progress(Status(stop, rounds, last["train"]["loss"], last["evaluation"]))
-        done = simulation.round
-        if course.recorder.folder and (done in (save, rounds) or followed.reason):
-            course.recorder.folder.save_checkpoint(simulation.snapshot(), done)
-
-
-def _run_until(course: Course, stop: int, evaluated: bool) -> Generator[None, None, dict[str, Any]]:
-    """Run and record rounds up to `stop`, or to the end of the call after which a callback ends the run. If the
-    last round is to be evaluated, it is returned instead of recorded."""
-    simulation = course.simulation
-    for call in simulation.run(stop - simulation.round):
-        lines = [as_record(each) | _spent(course.promised, each.round) for each in call]
-        last = lines.pop() if evaluated and simulation.round == stop else {}
-        _write(course, lines)
-        course.progress(Status(simulation.round, course.rounds, call[-1].loss, None))
-        if last or course.followed.reason:
-            return last
-        if simulation.round < stop:
+    evaluated, saved = ({*_multiples(simulation.round, rounds, each), rounds} for each in (every, saving))
+    with closing(simulation.run(rounds - simulation.round, evaluated | saved)) as calls:
+        while simulation.round < rounds and not followed.reason:
             yield
-    return {}
+            _record(course, next(calls), evaluated)
+            if course.recorder.folder and (simulation.round in saved or followed.reason):
+                course.recorder.folder.save_checkpoint(simulation.snapshot(), simulation.round)
+
+
+def _record(course: Course, call: Sequence[Record], evaluated: Collection[int]) -> None:
+    """Record the rounds of a call, the last of them with its evaluation if it is one of the `evaluated`."""
+    simulation, rounds, done = course.simulation, course.rounds, course.simulation.round
+    lines = [as_record(each) | _spent(course.promised, each.round) for each in call]
+    last = lines.pop() if done in evaluated else {}
+    _write(course, lines)
+    course.progress(Status(done, rounds, call[-1].loss, None))
+    if last:
+        last["evaluation"] = course.evaluate(simulation.state.params, kept=simulation.kept_of)
+        last |= _spent(course.promised, done, exactly=True)
+        _write(course, [last])
+        course.progress(Status(done, rounds, last["train"]["loss"], last["evaluation"]))
 
 
 def _spent(promised: Protection | None, number: int, exactly: bool = False) -> dict[str, Any]:
@@ -116,6 +109,6 @@ def affordable(promised: Protection | None, wanted: int) -> int:
     return rounds
 
 
-def _next(round_number: int, every: int) -> int:
-    """The next multiple of `every`; 0 means never."""
-    return (round_number // every + 1) * every if every > 0 else sys.maxsize
+def _multiples(first: int, last: int, every: int) -> range:
+    """The multiples of `every` after `first` up to `last`; 0 means none."""
+    return range((first // every + 1) * every, last + 1, every) if every > 0 else range(0)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,16 @@ import numpy as np
 from partwise.algorithm import Algorithm
 from partwise.server.record import Record
 from partwise.server.step import ServerState
+
+
+def calls_of(first: int, last: int, size: int, ends: Collection[int] = ()) -> list[tuple[int, int]]:
+    """The rounds from `first` up to `last` in calls [begin, end) of at most `size` rounds. A call ends at each of
+    `ends`."""
+    calls = []
+    for stop in sorted({last, *(end for end in ends if first < end < last)}):
+        calls += [(begin, min(begin + size, stop)) for begin in range(first, stop, size)]
+        first = stop
+    return calls
 
 
 class Backend(Protocol):
@@ -25,9 +35,9 @@ class Backend(Protocol):
         """The server's state after these rounds."""
         ...
 
-    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+    def run(self, num_rounds: int, ends: Collection[int] = ()) -> Generator[list[Record], None, None]:
         """Run this many rounds. Yields lists of records as rounds are done; `state` and `round` are then up
-        to date."""
+        to date. One list ends with each of the rounds in `ends`."""
         ...
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
+from partwise.simulation.ahead import ahead
 from partwise.simulation.compiled import Shared, lane_client, over_lanes
 from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
 from partwise.types import UserError
@@ -57,6 +59,7 @@ class Evaluator:
         capacities = [stage.capacities_of(each, self.algorithm.partition, self._choose) for each in stores]
         self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
         self._size = max(min(self._clients_per_call(), each.num_clients) for each in stores)
+        self._order = _by_rows(store, self._size)
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._most = max(int(each.counts.max(initial=1)) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
@@ -74,7 +77,7 @@ class Evaluator:
         if not self._fits(store):
             return Evaluator(self.build, self.rates, store, seed=self.seed)
         other = copy.copy(self)
-        other.store, other._staged = store, {}
+        other.store, other._staged, other._order = store, {}, _by_rows(store, self._size)
         other._num_rows = max(self._num_rows, _largest_block(store, self._size))
         return other
 
@@ -115,16 +118,17 @@ class Evaluator:
         summed = [name for name in (*self.algorithm.model.metrics, "loss") if name not in pooled]
         sums = {name: Sums(empty(), empty()) for name in summed}
         pairs: dict[str, list[Pairs]] = {name: [] for name in pooled}
-        for first in range(0, self.store.num_clients, max(self._size, 1)):
-            shelf, plan = self._stage(first)
-            plan = self._with_kept(plan, first, kept)
-            result = to_host(self._program(values, needed, shelf, plan, rng))
-            order = plan.slots.client[0]
-            for name, total in sums.items():
-                for target, found in zip(total, result[name], strict=True):
-                    target[first + order[order >= 0]] = found[order >= 0]
-            for name, blocks in pairs.items():
-                blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
+        firsts = range(0, self.store.num_clients, max(self._size, 1))
+        with closing(ahead(self._stage, firsts, depth=int(self.store.remote))) as staged:
+            for first, (shelf, plan) in zip(firsts, staged, strict=True):
+                plan = self._with_kept(plan, first, kept)
+                result = to_host(self._program(values, needed, shelf, plan, rng))
+                order = plan.slots.client[0]
+                for name, total in sums.items():
+                    for target, found in zip(total, result[name], strict=True):
+                        target[self._order[first + order[order >= 0]]] = found[order >= 0]
+                for name, blocks in pairs.items():
+                    blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
         return sums, {name: _joined(blocks) for name, blocks in pairs.items()}
 
     def __call__(
@@ -151,7 +155,8 @@ class Evaluator:
                 "these clients are judged with what they keep from round to round: say what that is, as in "
                 "evaluate(simulation.state.params, kept=simulation.kept_of)"
             )
-        found, slots = kept(self.store.client_ids[first : first + self._size]), plan.slots
+        found = kept(self.store.client_ids[self._order[first : first + self._size]])
+        slots = plan.slots
         nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # for client -1
         taken = {
             path: np.concatenate([found[path], nobody(found[path])])[slots.client]
@@ -174,7 +179,7 @@ class Evaluator:
         if self._staged and self.store.num_clients <= self._size:
             return self._staged[first]
         size, num_rows = self._size, self._num_rows
-        positions = np.arange(first, min(first + size, self.store.num_clients))
+        positions = self._order[first : first + size]
         partition = self.algorithm.partition
         population = stage.populate(self.store.gather(positions), partition, self._choose)
         cohort = np.full((1, size), -1)
@@ -201,7 +206,15 @@ def _largest_block(store: ClientStore, size: int) -> int:
     """The largest number of examples in any block of `size` clients."""
     if not store.num_clients:
         return 1
-    return max(int(np.add.reduceat(store.counts, np.arange(0, store.num_clients, size)).max()), 1)
+    counts = store.counts[_by_rows(store, size)]
+    return max(int(np.add.reduceat(counts, np.arange(0, store.num_clients, size)).max()), 1)
+
+
+def _by_rows(store: ClientStore, size: int) -> np.ndarray:
+    """The order in which clients are evaluated. If they are several blocks, it is that of their rows, so that the
+    rows of a block are close together and can be read together."""
+    every = np.arange(store.num_clients)
+    return every if store.num_clients <= size else np.argsort(store.starts, kind="stable")
 
 
 def _pooled(model: Model) -> dict[str, Pooled]:

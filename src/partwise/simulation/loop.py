@@ -7,8 +7,8 @@ round, client id). Lanes, devices and calls only change the order of additions.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Generator, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.algorithm import Algorithm, Build, init_server
+from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.model.partition import DEFAULT, Partition
@@ -25,6 +26,8 @@ from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
 from partwise.simulation import stage
+from partwise.simulation.ahead import ahead
+from partwise.simulation.backend import calls_of
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.kept import Kept
@@ -35,6 +38,7 @@ from partwise.tree import num_bytes
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
 STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
+AHEAD_CALLS, AHEAD_BYTES = 4, 1 << 29  # limits for calls that are staged ahead, if rows come over a network
 LANES = 8
 
 
@@ -103,25 +107,30 @@ class Simulation:
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
+    def _depth(self) -> int:
+        """How many calls are staged ahead: one, or a few if rows come over a network, which is slow at times."""
+        if self.resident or not self.store.remote:
+            return 1
+        rows = self.rounds_per_call * self.recruiting.size * self.store.num_examples / self.store.num_clients
+        return int(max(1, min(AHEAD_CALLS, AHEAD_BYTES // max(rows * row_bytes(self.store), 1))))
+
     def lane_bytes(self) -> int:
         """An estimate of the memory for one more lane."""
         return lane_bytes(self.partition, self._rooms[0])
 
     # Running
 
-    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+    def run(self, num_rounds: int, ends: Collection[int] = ()) -> Generator[list[Record], None, None]:
         """Run this many rounds. Yields the records of every compiled call; `state` and `round` are then up to
-        date."""
-        starts = range(self.round, self.round + num_rounds, self.rounds_per_call)
-        bounds = [(first, min(first + self.rounds_per_call, starts.stop)) for first in starts]
+        date. A call ends at each of the rounds in `ends`."""
+        bounds = calls_of(self.round, self.round + num_rounds, self.rounds_per_call, ends)
+        stage_call = lambda bound: self._stage(*bound)
         self._place()
-        with ThreadPoolExecutor(1) as ahead:  # stages the next call while the devices work on this one
-            staged = ahead.submit(self._stage, *bounds[0]) if bounds else None
-            for number in range(len(bounds)):
-                call = staged.result()  # pyright: ignore[reportOptionalMemberAccess]
-                if number + 1 < len(bounds):
-                    staged = ahead.submit(self._stage, *bounds[number + 1])
-                yield self._execute(call, bounds[number][1])
+        began = time.perf_counter()
+        with closing(ahead(stage_call, bounds, self._depth())) as calls:
+            for (_, end), call in zip(bounds, calls, strict=True):
+                yield self._execute(call, end, began)
+                began = time.perf_counter()
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
         """Start again with another seed, and with other rates if they are given, in the same compiled
@@ -156,7 +165,7 @@ class Simulation:
         self._place()
         self._stage(0, self.rounds_per_call)  # makes room for a whole call, so that its program is compiled
         try:
-            return self._execute(self._stage(0, 1), 1)[0].seconds
+            return self._execute(self._stage(0, 1), 1, time.perf_counter())[0].seconds
         finally:
             self.state, self.round, self.kept = before
 
@@ -174,8 +183,9 @@ class Simulation:
         served = stage.account(self._sizes, self.algorithm.choose, population, wanted, rows, len(cohorts))
         return _Call(first, cohorts, population, shelf, plan, wanted.missed, served)
 
-    def _execute(self, call: _Call, end: int) -> list[Record]:
-        began, compiling = time.perf_counter(), compile_seconds()
+    def _execute(self, call: _Call, end: int, began: float) -> list[Record]:
+        """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts."""
+        compiling = compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
         plan, client = call.plan, self._clients(call)
         if self.kept:
@@ -247,5 +257,9 @@ def lane_bytes(partition: Partition, room: Mapping[str, int]) -> int:
 
 def fits(store: ClientStore) -> bool:
     """Whether a population is small enough to stay on the devices."""
-    size = sum(column.itemsize * column[:1].size for column in store.columns.values())
-    return size * store.num_examples <= RESIDENT_BYTES
+    return row_bytes(store) * store.num_examples <= RESIDENT_BYTES
+
+
+def row_bytes(store: ClientStore) -> int:
+    """The bytes of one example."""
+    return sum(layout.row_bytes for layout in layouts_of(store.columns).values())

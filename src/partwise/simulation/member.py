@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from partwise.metrics import to_host
 from partwise.server.record import Record
 from partwise.server.step import ServerState
+from partwise.simulation.backend import calls_of
 from partwise.simulation.many_runs import Sweep
 from partwise.types import UserError
 
@@ -62,13 +63,12 @@ class Member:
     def state(self) -> ServerState:
         return self._together.state(self._number)
 
-    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+    def run(self, num_rounds: int, ends: Collection[int] = ()) -> Generator[list[Record], None, None]:
         """Run this many rounds. Raises `UserError` if the parameters of this run are no longer finite."""
-        runs, last = self._together.runs, self.round + num_rounds
-        while self.round < last:
-            count = min(runs.rounds_per_call, last - self.round)
-            records = self._together.records(self._number, self.round, count)
-            self.round += count
+        runs = self._together.runs
+        for first, end in calls_of(self.round, self.round + num_rounds, runs.rounds_per_call, ends):
+            records = self._together.records(self._number, first, end - first)
+            self.round = end
             if self._number in runs.errors:
                 raise runs.errors[self._number]
             yield records

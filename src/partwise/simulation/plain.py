@@ -6,7 +6,7 @@ It is the reference for the compiled rounds. It also helps to debug, because it 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -122,7 +122,7 @@ class PlainSimulation:
         each = [self.kept.get(place, nothing) for place in self.store.places(client_ids).tolist()]
         return {path: np.stack([one[path] for one in each]) for path in shapes}
 
-    def run(self, num_rounds: int) -> Iterator[list[Record]]:
+    def run(self, num_rounds: int, ends: Collection[int] = ()) -> Generator[list[Record], None, None]:
         """Run this many rounds. Yields one record at a time."""
         for _ in range(num_rounds):
             began = time.perf_counter()

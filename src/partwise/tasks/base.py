@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -153,17 +152,6 @@ def refuse_data(task: str, data: str | None) -> None:
     if data is not None:
         told = f"the task '{task}' generates its data and reads none, but was given '{data}'"
         raise UserError(f"{told}: leave out --data (in Python, data=...)")
-
-
-def check_memory(num_bytes: float, what: str, remedy: str) -> None:
-    """Raise `UserError` if something needs more memory than this machine has, because reasonable numbers may
-    have a huge product."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if num_bytes > there:
-        raise UserError(
-            f"{what} would take {num_bytes / 1e9:,.0f} GB of memory, and this machine has {there / 1e9:,.0f} GB: "
-            f"{remedy}"
-        )
 
 
 def on_accelerator() -> bool:

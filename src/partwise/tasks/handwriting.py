@@ -15,6 +15,7 @@ import optax
 from flax import nnx
 
 from partwise.data import holdout
+from partwise.data.checks import check_memory
 from partwise.data.generated.writers import generate_writers
 from partwise.data.loaders.mnist_writers import load_emnist, load_mnist_by_writer
 from partwise.data.store import ClientStore
@@ -29,7 +30,6 @@ from partwise.tasks.base import (
     Entry,
     Setting,
     Task,
-    check_memory,
     fitted,
     on_accelerator,
     refuse_data,

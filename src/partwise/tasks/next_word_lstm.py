@@ -22,6 +22,7 @@ import numpy as np
 from flax import nnx
 
 from partwise.data import holdout
+from partwise.data.checks import check_memory
 from partwise.data.generated.planted_sentences import planted_sentences
 from partwise.data.store import ClientStore
 from partwise.data.text.sentences import TokenIds
@@ -38,7 +39,6 @@ from partwise.tasks.base import (
     Entry,
     Setting,
     Task,
-    check_memory,
     fitted,
     on_accelerator,
     refuse_data,

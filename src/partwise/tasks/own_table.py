@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated
 
-from partwise.data.reading import is_there
-from partwise.data.store import ClientStore, open_store
+from partwise.data.store import ClientStore, is_store, open_store
 from partwise.data.table import HEADER, column_names, is_delimited, read_table
 from partwise.types import UserError, unknown
 
@@ -26,7 +24,7 @@ def read_own_table(
 
     Args:
         task: The name of the task, for messages.
-        data: The file, or the folder of a store, whose columns have the task's names already.
+        data: The file, or the folder of a store, or the address of either.
         named: {option: column of the table}: `client`, `item` (ids), and others. The store's columns have the names
             of the options.
         delimiter: Between the columns of a .csv or .tsv file; None for the usual one.
@@ -36,11 +34,12 @@ def read_own_table(
         raise UserError(
             f"the task '{task}' needs a table: --data FILE.csv (.parquet, a client store; in Python, data=...)"
         )
-    if is_there(Path(data) / "store.json"):
-        return open_store(data)
+    names = {column: option for option, column in named.items() if option != "client"}
+    if is_store(data):
+        store = open_store(data)
+        return store.rename({column: names[column] for column in names if column in store.columns})
     _check_distinct(named)
     _check_named(data, named, column_names(data, delimiter, encoding))
-    names = {column: option for option, column in named.items() if option != "client"}
     dialect = {"delimiter": delimiter, "encoding": encoding}
     return read_table(data, named["client"], list(names), ids=[named["item"]], **dialect).rename(names)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
 from partwise.client.split import Split, Subset
+from partwise.data.checks import check_memory
 from partwise.data.generated.planted_ratings import PlantedRatings, open_planted, planted_ratings
 from partwise.data.generated.rating_law import oracle
-from partwise.data.reading import is_there
-from partwise.data.store import ClientStore
+from partwise.data.store import ClientStore, is_store
 from partwise.tasks import ratings
-from partwise.tasks.base import COUNTS, SEEDS, Entry, OwnRows, Task, check_memory, takes_options_of
+from partwise.tasks.base import COUNTS, SEEDS, Entry, OwnRows, Task, takes_options_of
 from partwise.tasks.ratings import ratings_task
 from partwise.types import Limits, UserError
 
@@ -51,8 +50,8 @@ def load(
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = False,
     **options: Any,
 ) -> Task:
-    """Generate ratings in memory, or open `data`, a folder written by `planted_ratings(out=...)`."""
-    if data and not is_there(Path(data) / "store.json"):
+    """Generate ratings in memory, or open `data`, what `planted_ratings(out=...)` wrote."""
+    if data and not is_store(data):
         raise UserError(
             f"'{data}' is not a folder of planted ratings (`planted_ratings(out=...)` writes one). The task "
             f"'planted' generates its own data; to train on a table of your own ratings, use the task 'ratings': "
@@ -62,7 +61,7 @@ def load(
         size = 8.0 * num_clients * mean_examples
         check_memory(size, "so many ratings", "lower data.num_clients or data.mean_examples")
     planted = (
-        open_planted(Path(data))
+        open_planted(data)
         if data
         else planted_ratings(num_clients, num_items, rank, noise, mean_examples, seed=planted_seed)
     )

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from partwise.data import holdout
+from partwise.data.checks import check_memory
 from partwise.data.generated.planted_tags import best_recall, generate_tags
 from partwise.data.loaders import stackexchange, stackoverflow
 from partwise.data.store import ClientStore
@@ -27,7 +28,6 @@ from partwise.tasks.base import (
     Entry,
     Setting,
     Task,
-    check_memory,
     fitted,
     refuse_data,
 )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from partwise.data.object_store import is_address
 from partwise.data.reading import existing, is_there, reading, regular
 from partwise.types import UserError
 
@@ -17,6 +18,11 @@ def data_root(path: str | Path | None, what: str, how: str, expected: str) -> Pa
     if not given:
         raise UserError(
             f"no path to {what} was given: {how}, or set PARTWISE_DATA to the folder that holds it"
+        )
+    if is_address(given):
+        raise UserError(
+            f"{what} is read on this machine only: copy '{given}' here. Only Parquet files and client stores "
+            f"are read from object stores, for tasks on tables (ratings, events), read_table and open_store"
         )
     return existing(Path(given).expanduser(), expected)
 
