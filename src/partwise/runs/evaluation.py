@@ -32,7 +32,7 @@ NOT_WITH_KEPT = (
 )
 
 
-class Judged(NamedTuple):
+class JudgedRun(NamedTuple):
     """A run whose clients were evaluated again: their metrics, and what they are made of."""
 
     metrics: dict[str, Any]
@@ -60,7 +60,7 @@ def judge_run(
     data: str | None = None,
     task: str | Task | None = None,
     model: str = "last",
-) -> Judged:
+) -> JudgedRun:
     """Evaluate a recorded run again, with other settings if wanted (for example more reconstruction steps).
 
     Args:
@@ -97,7 +97,7 @@ def judge_run(
     if others and split != "train":
         told["clients"] = "other (some may have been trained on)"
     metrics = summarize(evaluate.algorithm.model, sums, pairs) | {"judged": told}
-    return Judged(metrics, evaluate, sums, config, split)
+    return JudgedRun(metrics, evaluate, sums, config, split)
 
 
 def check_split(split: str) -> None:
