@@ -143,13 +143,13 @@ def _recommender(shape: Shape, init_encoder: Callable[[jax.Array], Any], encode:
         init,
         predict,
         lambda scores, batch: full_losses(scores, batch["item"]),
-        ranking_metrics(lambda batch: batch["item"], shape.sampled),
+        ranking_metrics(lambda batch: batch["item"], shape.num_items, shape.sampled),
         train_loss=train_loss,
     )
 
 
 def _scores(params: Any, hidden: jax.Array) -> jax.Array:
-    """The scores [B, n] of all rows. Written without a transpose of the table: XLA would copy it for one example."""
+    """The scores [B, n] of all rows. There is no transpose of the table, which XLA would copy for one example."""
     return jnp.einsum("bd,nd->bn", hidden, params["item"]) + params["item_bias"]
 
 
