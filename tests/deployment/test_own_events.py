@@ -20,7 +20,12 @@ from partwise.types import UserError
 
 HEADER = ("who", "place", "when")
 SETTINGS = {"data.client": "who", "data.item": "place", "data.time": "when", "data.dim": 2, "data.length": 3}
-SETTINGS |= {"data.model": "two_tower", "data.loss": "sampled:2", "select.item": "with_random:3"}
+SETTINGS |= {
+    "data.model": "two_tower",
+    "data.dropout": 0,
+    "data.loss": "sampled:2",
+    "select.item": "with_random:3",
+}
 SETTINGS |= {"cohort.size": 3, "rounds": 2, "server.schedule": "constant", "reconstruct.max_steps": 2}
 
 
