@@ -1,5 +1,6 @@
 """Metrics are pairs of sums. Sums are added, and the mean is taken once, at the end. Metrics that are not a
-mean (the area under the ROC curve) are computed from the pooled scores and labels of all examples."""
+mean (the area under the ROC curve, the coverage of a catalogue) are computed from what all examples give
+together."""
 
 from __future__ import annotations
 
@@ -105,6 +106,13 @@ def area_under_curve(scores: np.ndarray, labels: np.ndarray) -> float:
     doubled_ranks = 2 * np.cumsum(counts) - counts + 1  # twice the rank; for equal scores the middle rank
     doubled = int(doubled_ranks[inverse][positive].sum()) - num_positive * (num_positive + 1)
     return doubled / (2 * num_positive * num_negative)
+
+
+def share_of_catalogue(found: np.ndarray, num_items: int) -> float:
+    """The share of the items 0 .. num_items - 1 that are somewhere in `found`, in which -1 is nothing."""
+    if not len(found):
+        raise UndefinedError("there are no examples")
+    return len(np.unique(found[found >= 0])) / num_items
 
 
 def _one_class(num_positive: int, num_negative: int) -> str:

@@ -170,10 +170,12 @@ def _check_batch(model: Model, params: Params, batch: dict[str, jax.Array]) -> N
     assert model.weight(batch).shape == (size,), "the weight must have one value per example"
     for name, metric in model.metrics.items():
         if isinstance(metric, Pooled):
-            shapes = {metric.scores(outputs, batch).shape, metric.labels(batch).shape}
+            scores, found = metric.scores(outputs, batch), metric.labels(batch)
+            expected = (size, *metric.each.shape)
+            assert scores.shape == expected, f"the scores of metric '{name}' must have shape {expected}"
         else:
-            shapes = {metric.values(outputs, batch).shape}
-        assert shapes == {(size,)}, f"metric '{name}' must have one value per example"
+            found = metric.values(outputs, batch)
+        assert found.shape == (size,), f"metric '{name}' must have one value per example"
 
 
 def _all_shared() -> Partition:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from partwise.deployment.agent import run_agent
+from partwise.deployment.shares import sums_of
 from partwise.device import Device
-from partwise.metrics import Sums
+from partwise.metrics import Pairs, Sums
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.server.messages import About, send
 
@@ -54,3 +55,9 @@ def test_metrics_are_the_same_on_demand_from_a_file_and_from_pages(federate, tmp
     of_evaluation, of_training = (round_rng(seed, number) for number in (EVALUATION_ROUND, 3))
     assert wanted[2]["loss"] == pytest.approx(loss_at_home(run, 3, of_evaluation))
     assert wanted[2]["loss"] != pytest.approx(loss_at_home(run, 3, of_training))  # it matters
+
+
+def test_what_is_no_sum_stays_on_the_device():
+    """The scores of an `auc`, the items of a coverage: they would tell of single examples."""
+    ten = Pairs(np.zeros((3, 10), np.int32), np.zeros(3), np.ones(3, bool))
+    assert sums_of({"loss": Sums(1.0, 2.0), "coverage@10": ten}) == {"loss": Sums(1.0, 2.0)}

@@ -10,18 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from partwise.metrics import UndefinedError
 from partwise.model.ranking import (
     Loss,
     Negatives,
     bpr_losses,
+    coverage,
     draw,
+    first,
     full_losses,
+    hit,
     parse_loss,
     rank_of,
     ranking_metrics,
     sampled_losses,
 )
 from partwise.model.softmax import NOTHING
+from partwise.model.spec import Metric
 from partwise.types import UserError
 
 TARGET = lambda batch: batch["item"]
@@ -39,15 +44,38 @@ def test_the_rank_is_the_place_in_a_sorted_list_and_the_middle_of_equal_ones(sco
 def test_metrics_are_those_of_the_rank():
     scores = jnp.array([[5.0, 4, 3, 2, 1], [1, 2, 3, 4, 5], [0, 0, 0, 0, 9]])
     batch = {"item": jnp.array([0, 3, 0])}  # ranks 1, 2 and (2 + 3 + 4 + 5) / 4 = 3.5
+    metrics = ranking_metrics(TARGET, 5)
+    assert list(metrics) == ["ndcg@10", "ndcg@5", "hit@10", "hit@5", "mrr", "coverage@10"]
     found = {
-        name: np.asarray(metric.values(scores, batch)) for name, metric in ranking_metrics(TARGET).items()
+        name: np.asarray(metric.values(scores, batch))
+        for name, metric in metrics.items()
+        if isinstance(metric, Metric)
     }
-    assert list(found) == ["ndcg@10", "ndcg@5", "hit@10", "hit@5", "mrr"]
     np.testing.assert_allclose(found["hit@5"], [1, 1, 1])
     np.testing.assert_allclose(found["ndcg@5"], [1, 1 / np.log2(3), 1 / np.log2(4.5)], rtol=1e-6)
     np.testing.assert_allclose(found["mrr"], [1, 0.5, 1 / 3.5], rtol=1e-6)
-    far = ranking_metrics(TARGET)["hit@5"].values(jnp.arange(20.0)[None], {"item": jnp.array([3])})
+    far = hit(rank_of(TARGET), 5).values(jnp.arange(20.0)[None], {"item": jnp.array([3])})
     assert float(far[0]) == 0
+
+
+def test_coverage_is_the_share_of_items_among_the_first_of_anybody():
+    """The first two of ten items, for some examples."""
+    metric = coverage(TARGET, 10, 2)
+    none = [NOTHING] * 10
+    one_left = [*none[:7], 3.0, *none[8:]]
+    not_numbers = [jnp.nan] * 10
+    ties = [5.0, 1, 1, 1, 5, 1, 1, 1, 1, 5]  # of equal scores, the first in the catalogue
+    up = list(range(10))
+    down = [9.0, 0, 0, 0, 8, 0, 0, 0, 0, 0]
+    found = metric.scores(jnp.array([none, one_left, not_numbers, ties, down]), {})
+    assert found.dtype == metric.each.dtype
+    assert found.tolist() == [[-1, -1], [7, -1], [-1, -1], [0, 4], [0, 4]]
+    assert metric.finish(np.asarray(found), np.zeros(5)) == 3 / 10
+    more = np.concatenate([found, metric.scores(jnp.array([up]), {})])  # 9 and 8
+    assert metric.finish(more, np.zeros(6)) == 5 / 10
+    assert first(jnp.array([[1.0, 2.0]]), 4).tolist() == [[1, 0, -1, -1]]  # a catalogue of two items
+    with pytest.raises(UndefinedError, match="no examples"):
+        metric.finish(np.zeros((0, 2), np.int32), np.zeros(0))
 
 
 def test_a_score_that_is_not_a_number_ranks_last_and_a_missing_item_too():
@@ -60,7 +88,7 @@ def test_a_score_that_is_not_a_number_ranks_last_and_a_missing_item_too():
 def test_sampled_metrics_are_means_over_draws_of_negatives_and_say_that_they_are_biased():
     """The mean over all draws, from the rank alone, equals many draws of real negatives."""
     scores, target, negatives = jnp.arange(50.0)[None], 40, 20  # nine of 49 others are before it
-    metrics = ranking_metrics(TARGET, negatives)
+    metrics = {n: m for n, m in ranking_metrics(TARGET, 50, negatives).items() if isinstance(m, Metric)}
     name = f"hit@10 among {negatives} sampled, biased"
     found = float(metrics[name].values(scores, {"item": jnp.array([target])})[0])
     assert found == pytest.approx(binom.cdf(9, negatives, 9 / 49), rel=1e-4)

@@ -19,6 +19,7 @@ from partwise.runs.personal import Personal
 from partwise.runs.recommend import best
 from partwise.tasks import Setting
 from partwise.tasks.clicks import settings as clicks_settings
+from partwise.tasks.events import settings as events_settings
 from partwise.tasks.ratings import settings
 from partwise.types import RunWarning, UserError
 
@@ -193,6 +194,20 @@ def test_a_model_of_histories_scores_all_items_at_once():
     assert [each.id for each in first] == [name for name, _ in in_order(scores[0])[:2]]
     with pytest.raises(UserError, match=r"needs more than the ids of 'item'.*given=me.read"):
         other.recommend(part)
+
+
+def test_what_comes_after_events_with_items_that_are_alike():
+    """Equal rows have equal scores, and the first in the catalogue comes first; what was taken does not come."""
+    other = personal_of(events_settings(ITEMS, 1, "two_tower", 3, 4)[0])
+    for path in ("item", "item_bias"):
+        other.params[path] = np.repeat(other.params[path][::3], 3, axis=0)
+    part, taken = {"user": np.array([0.3, -1, 2], np.float32)}, [7, 29, 3]
+    scores = other.predict(part, rows(item=np.array([*taken, 0], np.int32)))[-1]
+    left = [pair for pair in in_order(scores) if pair[0] not in IDS[taken]]
+    assert len({score for _, score in left}) == ITEMS // 3
+    found = other.recommend(part, k=ITEMS, given=rows(item=np.array(taken, np.int32)))
+    assert [each.id for each in found] == [name for name, _ in left]
+    np.testing.assert_allclose([each.score for each in found], [score for _, score in left], rtol=1e-5)
 
 
 def test_a_column_of_numbers_as_outputs_of_keras_are(me, mine):

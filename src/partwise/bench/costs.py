@@ -65,7 +65,11 @@ def measure_sum(case: Case, data: str | None) -> dict[str, Any]:
 
 def recommend(quick: bool) -> list[Case]:
     sizes = [10_000] if quick else [10_000, 100_000, 1_000_000]
-    return [Case(f"{n:,} x 64", "", {"num_items": n, "dim": 64}, 1, measure_recommend) for n in sizes]
+    cases = [(n, "ratings") for n in sizes] + [(sizes[-1], "two_tower")]
+    return [
+        Case(f"{n:,} x 64, {model}", "", {"num_items": n, "dim": 64, "model": model}, 1, measure_recommend)
+        for n, model in cases
+    ]
 
 
 def measure_recommend(case: Case, data: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from partwise.cli.show import out, say
 from partwise.types import counted
 
 MOST_ROWS = 40
+METRICS = 3  # in the first table of a comparison; the others are in a second, or 80 characters would not do
 
 
 def sweep(result: Mapping[str, Any], folder: Path) -> None:
@@ -88,12 +89,9 @@ def comparison(result: Mapping[str, Any], folder: str | None) -> None:
         say(f"{number}: {row['name']}")
         for run, state in row["unfinished"].items():
             say(f"   {run} {state}")
-    table = _table(
-        "test clients, mean ± standard deviation over seeds", ["row"], [*tested, "seeds", "rounds", "s", "kB"]
-    )
-    for number, row in enumerate(rows, 1):
-        table.add_row(str(number), *(told_spread(row["test"].get(name)) for name in tested), *_cells(row))
-    out.print(table)
+    _print_metrics(rows, tested[:METRICS], costs=True)
+    if tested[METRICS:]:
+        _print_metrics(rows, tested[METRICS:], costs=False)
     say("s: seconds of one run. kB: what a client fetched and sent in a round.")
     _settings(result)
     _differences(result)
@@ -101,6 +99,15 @@ def comparison(result: Mapping[str, Any], folder: str | None) -> None:
         say(f"Note: {note}.")
     if folder:
         say(f"Picture and JSON are in {folder}.")
+
+
+def _print_metrics(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], costs: bool) -> None:
+    more = ["seeds", "rounds", "s", "kB"] if costs else []
+    table = _table("test clients, mean ± standard deviation over seeds", ["row"], [*metrics, *more])
+    for number, row in enumerate(rows, 1):
+        told = [told_spread(row["test"].get(name)) for name in metrics]
+        table.add_row(str(number), *told, *(_cells(row) if costs else []))
+    out.print(table)
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

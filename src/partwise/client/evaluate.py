@@ -42,7 +42,9 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
         }
 
     nothing = {
-        name: _room(client.examples.capacity) if isinstance(metric, Pooled) else zero_sums()
+        name: no_pairs(metric, _whole_batches(client.examples.capacity))
+        if isinstance(metric, Pooled)
+        else zero_sums()
         for name, metric in metrics.items()
     }
     return over_batches(body, nothing, client.examples, query, Schedule(BATCH))
@@ -59,25 +61,30 @@ def _add(
 ) -> Sums:
     masked = lambda each: jnp.sum(jnp.where(mask, each, 0), dtype=jnp.float32)
     value, weight = metric.values(outputs, batch), (metric.weight or model.weight)(batch)
-    _check_each(name, mask, values=value, weights=weight)
+    _check_each(name, "values", value, mask.shape)
+    _check_each(name, "weights", weight, mask.shape)
     return Sums(total[0] + masked(value), total[1] + masked(weight))
 
 
-def _check_each(name: str, mask: jax.Array, **found: jax.Array) -> None:
-    """Raise `UserError` while a program is traced if an array does not have one number per example. Otherwise
+def _check_each(name: str, what: str, found: jax.Array, expected: tuple[int, ...]) -> None:
+    """Raise `UserError` while a program is traced if an array does not have one entry per example. Otherwise
     broadcasting would repeat it."""
-    for what, array in found.items():
-        if jnp.shape(array) != mask.shape:
-            raise UserError(
-                f"the {what} of the metric '{name}' have shape {jnp.shape(array)} for a batch of {len(mask)} "
-                f"examples; expected {mask.shape}, one for every example and no mean over them: mend the metric"
-            )
+    if jnp.shape(found) != expected:
+        raise UserError(
+            f"the {what} of the metric '{name}' have shape {jnp.shape(found)} for a batch of {expected[0]} "
+            f"examples; expected {expected}, one for every example and no mean over them: mend the metric"
+        )
 
 
-def _room(most: int) -> Pairs:
-    """Empty pairs with room for whole batches."""
-    size = -(-max(most, 1) // BATCH) * BATCH
-    return Pairs(jnp.zeros(size), jnp.zeros(size), jnp.zeros(size, bool))
+def no_pairs(metric: Pooled, size: int) -> Pairs:
+    """Room for the pairs of so many examples."""
+    return Pairs(
+        jnp.zeros((size, *metric.each.shape), metric.each.dtype), jnp.zeros(size), jnp.zeros(size, bool)
+    )
+
+
+def _whole_batches(most: int) -> int:
+    return -(-max(most, 1) // BATCH) * BATCH
 
 
 def _put(
@@ -92,7 +99,8 @@ def _put(
     """Write the batch's pairs to their places. A lane that is done continues with batches whose mask is
     empty."""
     values = (metric.scores(outputs, batch), metric.labels(batch), mask)
-    _check_each(name, mask, scores=values[0], labels=values[1])
+    _check_each(name, "scores", values[0], (*mask.shape, *metric.each.shape))
+    _check_each(name, "labels", values[1], mask.shape)
     at = lambda array, part: jax.lax.dynamic_update_slice_in_dim(
         array, part.astype(array.dtype), step * BATCH, 0
     )

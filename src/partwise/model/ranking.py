@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from partwise.metrics import share_of_catalogue
 from partwise.model.softmax import NOTHING
-from partwise.model.spec import Batch, Metric
+from partwise.model.spec import Batch, Metric, Pooled
 from partwise.types import UserError
 
 PLACES = (5, 10)  # the k of metrics at k
@@ -134,6 +135,26 @@ def mrr(rank: Rank) -> Metric:
     return Metric(lambda scores, batch: 1 / rank(scores, batch), higher_is_better=True)
 
 
+def first(scores: jax.Array, k: int) -> jax.Array:
+    """[B, n] -> [B, k]: the items with the highest scores, the best first; of equal scores, the first in the
+    catalogue. -1 where no more can be recommended."""
+    most = min(k, scores.shape[-1])
+    found, items = jax.lax.top_k(scores, most)
+    items = jnp.where(found > NOTHING / 2, items, -1)
+    return jnp.pad(items, ((0, 0), (0, k - most)), constant_values=-1)
+
+
+def coverage(target: Callable[[Batch], jax.Array], num_items: int, k: int) -> Pooled:
+    """Coverage@k: the share of the catalogue that is among the first k of at least one example. It is no mean over
+    examples, and says nothing of what is right: a model that recommends the same k items to all covers k / K."""
+    return Pooled(
+        lambda scores, batch: first(scores, k),
+        target,
+        lambda items, right: share_of_catalogue(items, num_items),
+        each=jax.ShapeDtypeStruct((k,), jnp.int32),
+    )
+
+
 def sampled(rank: Rank, k: int, negatives: int, gain: Callable[[Any], Any]) -> Metric:
     """A metric at k among the right item and `negatives` others that are drawn uniformly, with replacement. It is
     computed from the place r in the full ranking, as its mean over all draws: the number of drawn items before the
@@ -160,11 +181,15 @@ def sampled(rank: Rank, k: int, negatives: int, gain: Callable[[Any], Any]) -> M
     return Metric(mean_gain, higher_is_better=True)
 
 
-def ranking_metrics(target: Callable[[Batch], jax.Array], negatives: int = 0) -> Mapping[str, Metric]:
-    """The usual metrics of full ranking. With `negatives`, also those of sampled ranking, labelled as biased."""
+def ranking_metrics(
+    target: Callable[[Batch], jax.Array], num_items: int, negatives: int = 0
+) -> Mapping[str, Metric | Pooled]:
+    """The usual metrics of a ranking of all items. With `negatives`, also those of sampled ranking, labelled as
+    biased."""
     rank = rank_of(target)
-    full = {f"ndcg@{k}": ndcg(rank, k) for k in reversed(PLACES)}
+    full: dict[str, Metric | Pooled] = {f"ndcg@{k}": ndcg(rank, k) for k in reversed(PLACES)}
     full |= {f"hit@{k}": hit(rank, k) for k in reversed(PLACES)} | {"mrr": mrr(rank)}
+    full |= {"coverage@10": coverage(target, num_items, 10)}
     if not negatives:
         return full
     gains = {"ndcg": lambda place: 1 / jnp.log2(1 + place), "hit": jnp.ones_like}

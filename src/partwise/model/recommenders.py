@@ -130,22 +130,27 @@ def _recommender(shape: Shape, init_encoder: Callable[[jax.Array], Any], encode:
         return encode(params, rows, batch, rng) + own
 
     def predict(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
-        return _masked(shape, vector(params, batch, None) @ params["item"].T + params["item_bias"], batch)
+        return _masked(shape, _scores(params, vector(params, batch, None)), batch)
 
     def train_loss(params: Any, batch: Batch, rng: jax.Array) -> jax.Array:
         dropping, drawing = jax.random.split(rng)
         hidden, target = vector(params, batch, dropping), batch["item"]
         if shape.loss.name == "softmax":
-            return full_losses(_masked(shape, hidden @ params["item"].T + params["item_bias"], batch), target)
+            return full_losses(_masked(shape, _scores(params, hidden), batch), target)
         return _with_negatives(shape, params, hidden, target, drawing)
 
     return Model(
         init,
         predict,
         lambda scores, batch: full_losses(scores, batch["item"]),
-        ranking_metrics(lambda batch: batch["item"], shape.sampled),
+        ranking_metrics(lambda batch: batch["item"], shape.num_items, shape.sampled),
         train_loss=train_loss,
     )
+
+
+def _scores(params: Any, hidden: jax.Array) -> jax.Array:
+    """The scores [B, n] of all rows. There is no transpose of the table, which XLA would copy for one example."""
+    return jnp.einsum("bd,nd->bn", hidden, params["item"]) + params["item_bias"]
 
 
 def _with_negatives(

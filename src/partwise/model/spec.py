@@ -41,17 +41,22 @@ class Metric(NamedTuple):
     weight: Callable[[Batch], jax.Array] | None = None
 
 
+NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
+
+
 class Pooled(NamedTuple):
     """A metric of the scores and labels of all evaluated examples together. No mean of per-example values can
     give it.
 
-    `finish` runs on the host. It may raise `metrics.UndefinedError` with the reason.
+    `finish` runs on the host. It may raise `metrics.UndefinedError` with the reason. The scores of one example are
+    a number, or an array like `each`, such as the ids of the ten best items.
     """
 
-    scores: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B]
+    scores: Callable[[jax.Array, Batch], jax.Array]  # (outputs, batch) -> [B, *each.shape]
     labels: Callable[[Batch], jax.Array]  # batch -> [B]
     finish: Callable[[np.ndarray, np.ndarray], float]  # (scores, labels) -> value
     higher_is_better: bool = True
+    each: jax.ShapeDtypeStruct = NUMBER
 
 
 def auc(

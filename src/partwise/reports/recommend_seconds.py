@@ -12,6 +12,7 @@ import numpy as np
 
 SEEN = 100  # items that are excluded
 CALLS = 21
+RATINGS = "ratings"
 PAGE_KB = 4
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "ms\na call": lambda line: f"{1e3 * line['seconds']:.1f}",
@@ -26,18 +27,20 @@ NOTE = (
 )
 
 
-def measure_recommend(num_items: int, dim: int) -> dict[str, Any]:
-    """Recommend from a catalogue of random vectors with biases."""
+def measure_recommend(num_items: int, dim: int, model: str) -> dict[str, Any]:
+    """Recommend from a catalogue of random vectors with biases: with a model of ratings, or of events (two_tower)
+    after what the client has seen."""
     import jax
 
-    personal, local, seen = _client(num_items, dim)
+    personal, local, seen = _client(num_items, dim, model)
+    given = None if model == RATINGS else seen
     jax.block_until_ready(jax.numpy.zeros(1) + 1)  # JAX has started
     before = _resident_mb()
     _forget_peak()
     seconds = []
     for _ in range(CALLS + 1):
         began = time.perf_counter()
-        personal.recommend(local, k=10, exclude=seen)
+        personal.recommend(local, k=10, exclude=seen, given=given)
         seconds.append(time.perf_counter() - began)
     return {
         "seconds": float(np.median(seconds[1:])),
@@ -49,7 +52,7 @@ def measure_recommend(num_items: int, dim: int) -> dict[str, Any]:
     }
 
 
-def _client(num_items: int, dim: int) -> tuple[Any, dict[str, np.ndarray], Any]:
+def _client(num_items: int, dim: int, model: str) -> tuple[Any, dict[str, np.ndarray], Any]:
     """A personal model, its local part, and what the client has seen."""
     import jax
 
@@ -57,17 +60,23 @@ def _client(num_items: int, dim: int) -> tuple[Any, dict[str, np.ndarray], Any]:
     from partwise.data.store import ClientStore
     from partwise.runs.client_file import Source
     from partwise.runs.personal import Personal
-    from partwise.tasks.ratings import settings
+    from partwise.tasks import events, ratings
 
     rng = np.random.default_rng(0)
-    setting = settings(num_items, 1, dim, initial="learned", biases=True)[0]
+    if model == RATINGS:
+        setting = ratings.settings(num_items, 1, dim, initial="learned", biases=True)[0]
+    else:
+        setting = events.settings(num_items, 1, "two_tower", dim)[0]
     wanted = setting.partition.server_shapes.items()
     # arrays of JAX's own, as training and a run's file give them
     params = {
         path: np.asarray(jax.device_put(rng.standard_normal(x.shape, np.float32))) for path, x in wanted
     }
     source = Source({"item": np.arange(num_items)}, {"item": (), "rating": ()}, "user")
-    local = {"user": rng.standard_normal(dim, np.float32), "user_bias": np.float32(0.1)}
+    local = {
+        path: rng.standard_normal(setting.partition.shapes[path].shape, np.float32)
+        for path in setting.partition.local_paths
+    }
     seen = rng.choice(num_items, min(SEEN, num_items // 2), replace=False).astype(np.int32)
     store = ClientStore({"item": seen}, np.zeros(1, int), np.array([len(seen)]), np.array([0]))
     return Personal(Config(), setting, params, source), local, store

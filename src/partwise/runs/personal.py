@@ -150,6 +150,11 @@ class Personal:
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise UserError(f"k is {k!r}: give how many items are wanted, 1 or more")
         self.check_local(local)
+        if given is None and self.setting.histories:
+            raise UserError(
+                "this model ranks what comes after a client's events: give them, with --client FILE "
+                "(given=me.read(...))"
+            )
         catalogue, ids = self._catalogue
         scores = catalogue.scores(local, None if given is None else self._asked_after(given))
         check_finite("what was predicted", {"scores": scores})
@@ -311,8 +316,10 @@ class Personal:
         return file
 
     def _with_time(self, path: str | Path, form: Form) -> Form:
-        """The form with the column of times, if events are ordered by it and the file has it."""
-        if not (self.setting.histories and self.time and readable(path, [self.time], self.dialect)):
+        """The form with the column of times, if events are ordered by it and the file has it. A time that cannot be
+        read is then an error: the order of rows that it was to give would be another."""
+        times = [self.time] if self.setting.histories and self.time else []
+        if not readable(path, times, self.dialect, ids=times):
             return form
         return form._replace(names={**form.names, TIME: self.time})
 

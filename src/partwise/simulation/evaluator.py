@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from partwise import tree
 from partwise.algorithm import Algorithm, Build, kept_shape, whole_model
-from partwise.client.evaluate import BATCH
+from partwise.client.evaluate import BATCH, no_pairs
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
 from partwise.model.spec import Metric, Model, Pooled
@@ -117,7 +117,7 @@ class Evaluator:
         pooled = _pooled(self.algorithm.model)
         summed = [name for name in (*self.algorithm.model.metrics, "loss") if name not in pooled]
         sums = {name: Sums(empty(), empty()) for name in summed}
-        pairs: dict[str, list[Pairs]] = {name: [] for name in pooled}
+        pairs = {name: [to_host(no_pairs(metric, 0))] for name, metric in pooled.items()}
         firsts = range(0, self.store.num_clients, max(self._size, 1))
         with closing(ahead(self._stage, firsts, depth=int(self.store.remote))) as staged:
             for first, (shelf, plan) in zip(firsts, staged, strict=True):
@@ -129,7 +129,9 @@ class Evaluator:
                         target[self._order[first + order[order >= 0]]] = found[order >= 0]
                 for name, blocks in pairs.items():
                     blocks.append(Pairs(*(part[result[name].held] for part in result[name])))
-        return sums, {name: _joined(blocks) for name, blocks in pairs.items()}
+        return sums, {
+            name: Pairs(*map(np.concatenate, zip(*blocks, strict=True))) for name, blocks in pairs.items()
+        }
 
     def __call__(
         self,
@@ -221,12 +223,6 @@ def _pooled(model: Model) -> dict[str, Pooled]:
     return {name: metric for name, metric in model.metrics.items() if isinstance(metric, Pooled)}
 
 
-def _joined(blocks: Sequence[Pairs]) -> Pairs:
-    """The pairs of all blocks together; empty if there are no blocks."""
-    nothing = Pairs(np.zeros(0), np.zeros(0), np.zeros(0, bool))
-    return Pairs(*(np.concatenate(parts) for parts in zip(nothing, *blocks, strict=True)))
-
-
 def _compile(
     build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice], most: int
 ) -> Any:
@@ -241,8 +237,7 @@ def _compile(
         plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
 
         num_rows = next(iter({**shelf.columns, **shelf.positions}.values())).shape[0]
-        room = lambda dtype: jnp.zeros(num_rows, dtype)
-        nothing = {name: Pairs(room(float), room(float), room(bool)) for name in _pooled(algorithm.model)}
+        nothing = {name: no_pairs(metric, num_rows) for name, metric in _pooled(algorithm.model).items()}
 
         shared = Shared(received, shelf, rng, capacities, choose)
 
@@ -272,7 +267,8 @@ def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:
         part = Pairs(*(jax.lax.dynamic_slice_in_dim(x, i * BATCH, BATCH, axis=1) for x in fresh))
         rows = share.slots.start[:, None] + i * BATCH + jnp.arange(BATCH)
         rows = jnp.where(part.held, rows, pairs.held.shape[0]).ravel()
-        return Pairs(*(x.at[rows].set(p.ravel(), mode="drop") for x, p in zip(pairs, part, strict=True)))
+        flat = lambda x: x.reshape(-1, *x.shape[2:])
+        return Pairs(*(x.at[rows].set(flat(p), mode="drop") for x, p in zip(pairs, part, strict=True)))
 
     return jax.lax.fori_loop(0, -(-share.longest // BATCH), block, pairs)
 
