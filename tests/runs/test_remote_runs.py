@@ -15,7 +15,6 @@ from partwise.runs.resolve import resolve
 from partwise.simulation import loop
 from partwise.types import UserError
 
-pytestmark = pytest.mark.usefixtures("quick_programs")
 SETTINGS = {
     "rounds": 16,  # more than are staged before the first evaluation
     "cohort.size": 4,
