@@ -10,12 +10,12 @@ import pytest
 
 from partwise.simulation.fleet.arrivals import make_arrivals
 from partwise.simulation.fleet.buffered import buffered
+from partwise.simulation.fleet.counting import by_hour, count_windows, quantile, staleness_of
 from partwise.simulation.fleet.devices import fit
-from partwise.simulation.fleet.draws import Drawn, Draws
-from partwise.simulation.fleet.flight import Work, World, begin
-from partwise.simulation.fleet.pace import Pace
-from partwise.simulation.fleet.rounds import in_rounds
-from partwise.simulation.fleet.tally import by_hour, count_windows, quantile, staleness_of
+from partwise.simulation.fleet.draws import Draws, VersionClients
+from partwise.simulation.fleet.flight import ClientWork, World, begin
+from partwise.simulation.fleet.synchronous import in_rounds
+from partwise.simulation.fleet.tempo import Tempo
 from partwise.simulation.fleet.trace import DROPOUT, HOURS, SESSION, synthetic_trace
 from partwise.types import UserError
 
@@ -28,7 +28,7 @@ def make_world(num_devices=10_000, hours=0.4, lease=120.0, every=600.0, **column
     trace |= {name: np.full(200, float(value)) for name, value in columns.items()}
     devices, horizon = fit(trace), hours * HOUR
     examples = np.random.default_rng(5).integers(1, 400, CLIENTS)
-    work = Work(examples, 5e4 + 800.0 * examples, 7e4 + 800.0 * examples)
+    work = ClientWork(examples, 5e4 + 800.0 * examples, 7e4 + 800.0 * examples)
     return World(devices, make_arrivals(devices, num_devices, every, horizon), work, lease, horizon)
 
 
@@ -39,12 +39,12 @@ def one_task(world, draws, task, version, client, start):
     return {name: values[0] for name, values in done._asdict().items()}
 
 
-def buffered_one_by_one(world, pace):
+def buffered_one_by_one(world, tempo):
     """FedBuff from heaps: tasks that are free, and reports on their way. Yields (end, [(task, client, version)],
     clients whose reports are refused) for every version."""
-    draws, free, reports = Draws(pace.seed), [0.0] * pace.concurrency, []
+    draws, free, reports = Draws(tempo.seed), [0.0] * tempo.concurrency, []
     version, task, last, buffer, out, count = 0, 0, 0.0, [], {}, 0
-    drawn = Drawn(pace.seed, CLIENTS, 0, pace.concurrency)
+    drawn = VersionClients(tempo.seed, CLIENTS, 0, tempo.concurrency)
     while True:
         taken = max(last, world.arrivals.mass_at(free[0])) + draws.rows(1).gap[0] if free else np.inf
         start = world.arrivals.time_at(taken)
@@ -62,11 +62,11 @@ def buffered_one_by_one(world, pace):
         if number not in out:
             continue  # it was too old, and is forgotten
         buffer.append(out.pop(number))
-        if len(buffer) < pace.buffer:
+        if len(buffer) < tempo.buffer:
             continue
         version += 1
-        old = [one for one in out.values() if version - one["version"] > pace.stalest and one["free"] >= now]
-        out = {one["task"]: one for one in out.values() if version - one["version"] <= pace.stalest}
+        old = [one for one in out.values() if version - one["version"] > tempo.stalest and one["free"] >= now]
+        out = {one["task"]: one for one in out.values() if version - one["version"] <= tempo.stalest}
         for one in old:
             if np.isinf(one["report"]):
                 free.remove(one["free"])  # that of a device that has vanished
@@ -77,33 +77,33 @@ def buffered_one_by_one(world, pace):
         for _ in range(len(old) + len(buffer)):
             heapq.heappush(free, now)
         buffer, count = [], 0
-        drawn = Drawn(pace.seed, CLIENTS, version, waiting + len(old) + pace.buffer)
+        drawn = VersionClients(tempo.seed, CLIENTS, version, waiting + len(old) + tempo.buffer)
 
 
-PACES = {
-    "many at once": ({}, Pace(1, 5, 5, 5, 600.0, buffer=5, concurrency=40, stalest=20)),
-    "few at once": ({}, Pace(2, 5, 5, 5, 600.0, buffer=5, concurrency=6, stalest=20)),
-    "the old are refused": ({}, Pace(3, 3, 3, 3, 600.0, buffer=3, concurrency=30, stalest=4)),
-    "all at once": ({}, Pace(4, 8, 8, 8, 600.0, buffer=8, concurrency=8, stalest=0)),
-    "many vanish": ({DROPOUT: 0.6}, Pace(5, 5, 5, 5, 600.0, buffer=5, concurrency=12, stalest=6)),
+TEMPOS = {
+    "many at once": ({}, Tempo(1, 5, 5, 5, 600.0, buffer=5, concurrency=40, stalest=20)),
+    "few at once": ({}, Tempo(2, 5, 5, 5, 600.0, buffer=5, concurrency=6, stalest=20)),
+    "the old are refused": ({}, Tempo(3, 3, 3, 3, 600.0, buffer=3, concurrency=30, stalest=4)),
+    "all at once": ({}, Tempo(4, 8, 8, 8, 600.0, buffer=8, concurrency=8, stalest=0)),
+    "many vanish": ({DROPOUT: 0.6}, Tempo(5, 5, 5, 5, 600.0, buffer=5, concurrency=12, stalest=6)),
     "short leases": (
         {DROPOUT: 0.5, "lease": 0.1, SESSION: 60},
-        Pace(6, 20, 20, 20, 600.0, buffer=20, concurrency=30),
+        Tempo(6, 20, 20, 20, 600.0, buffer=20, concurrency=30),
     ),
     "few devices": (
         {"num_devices": 300, "every": 900.0},
-        Pace(7, 4, 4, 4, 600.0, buffer=4, concurrency=16, stalest=3),
+        Tempo(7, 4, 4, 4, 600.0, buffer=4, concurrency=16, stalest=3),
     ),
-    "one at a time": ({"hours": 0.1}, Pace(8, 1, 1, 1, 600.0, buffer=1, concurrency=10, stalest=9)),
+    "one at a time": ({"hours": 0.1}, Tempo(8, 1, 1, 1, 600.0, buffer=1, concurrency=10, stalest=9)),
 }
 
 
-@pytest.mark.parametrize("name", PACES)
+@pytest.mark.parametrize("name", TEMPOS)
 def test_a_buffered_schedule_is_that_of_events_one_by_one(name):
-    changes, pace = PACES[name]
+    changes, tempo = TEMPOS[name]
     world = make_world(**changes)
-    plain = list(buffered_one_by_one(world, pace.check()))
-    found = [window for window in buffered(world, pace) if window.made]
+    plain = list(buffered_one_by_one(world, tempo.check()))
+    found = [window for window in buffered(world, tempo) if window.made]
     assert len(found) == len(plain) > 5
     for window, (end, members, refused) in zip(found, plain, strict=True):
         mine = window.members
@@ -113,18 +113,18 @@ def test_a_buffered_schedule_is_that_of_events_one_by_one(name):
     assert all(before.closed == after.opened for before, after in pairwise(found))
 
 
-def rounds_one_by_one(world, pace):
+def rounds_one_by_one(world, tempo):
     """Rounds as `deployment.coordinator` decides on them, after each thing that happens. Yields (end, whether a
     version is made, clients of the reports that are used)."""
-    draws, now, version, attempt, task = Draws(pace.seed), 0.0, 0, 0, 0
+    draws, now, version, attempt, task = Draws(tempo.seed), 0.0, 0, 0, 0
     while now < world.horizon:
         opened, over, drawn = (
             now,
-            now + pace.deadline,
-            Drawn(pace.seed, CLIENTS, version + (attempt << 32), pace.asked),
+            now + tempo.deadline,
+            VersionClients(tempo.seed, CLIENTS, version + (attempt << 32), tempo.asked),
         )
         events, taken, clients = [(min(over, world.horizon), "over", -1)], world.arrivals.mass_at(opened), []
-        for number in range(pace.asked):
+        for number in range(tempo.asked):
             taken = taken + draws.rows(1).gap[0]
             start = world.arrivals.time_at(taken)
             if start >= world.horizon:
@@ -139,10 +139,10 @@ def rounds_one_by_one(world, pace):
         for time, what, number in sorted(events):
             now = time
             come, lost = come + [number] * (what == "come"), lost + (what == "lost")
-            if len(come) >= (pace.size if pace.asked > pace.size else pace.asked):
+            if len(come) >= (tempo.size if tempo.asked > tempo.size else tempo.asked):
                 verdict = "close"
-            elif what == "over" or len(come) + lost == pace.asked:
-                enough = len(come) >= pace.quorum and (what != "over" or over <= world.horizon)
+            elif what == "over" or len(come) + lost == tempo.asked:
+                enough = len(come) >= tempo.quorum and (what != "over" or over <= world.horizon)
                 verdict = "close" if enough else "repeat" if what == "over" else "open"
             if verdict != "open":
                 break
@@ -151,20 +151,20 @@ def rounds_one_by_one(world, pace):
 
 
 ROUNDS = {
-    "all": ({DROPOUT: 0, SESSION: 1e9}, Pace(1, 6, 6, 6, 1e6)),
-    "over-selection": ({}, Pace(2, 10, 13, 8, 300.0)),
-    "a quorum": ({}, Pace(3, 10, 10, 6, 1e6)),
-    "a deadline": ({}, Pace(4, 10, 10, 3, 40.0)),
-    "often repeated": ({DROPOUT: 0.2}, Pace(5, 6, 7, 6, 60.0)),
-    "few devices": ({"num_devices": 100}, Pace(6, 5, 8, 2, 120.0)),
+    "all": ({DROPOUT: 0, SESSION: 1e9}, Tempo(1, 6, 6, 6, 1e6)),
+    "over-selection": ({}, Tempo(2, 10, 13, 8, 300.0)),
+    "a quorum": ({}, Tempo(3, 10, 10, 6, 1e6)),
+    "a deadline": ({}, Tempo(4, 10, 10, 3, 40.0)),
+    "often repeated": ({DROPOUT: 0.2}, Tempo(5, 6, 7, 6, 60.0)),
+    "few devices": ({"num_devices": 100}, Tempo(6, 5, 8, 2, 120.0)),
 }
 
 
 @pytest.mark.parametrize("name", ROUNDS)
 def test_rounds_are_those_of_events_one_by_one(name):
-    changes, pace = ROUNDS[name]
+    changes, tempo = ROUNDS[name]
     world = make_world(**changes)
-    plain, found = list(rounds_one_by_one(world, pace.check())), list(in_rounds(world, pace))
+    plain, found = list(rounds_one_by_one(world, tempo.check())), list(in_rounds(world, tempo))
     assert len(found) == len(plain)
     assert sum(window.made for window in found) > 3
     for window, (end, made, clients) in zip(found, plain, strict=True):
@@ -176,8 +176,8 @@ def test_rounds_are_those_of_events_one_by_one(name):
 def test_a_buffer_of_all_that_is_at_work_is_a_synchronous_run():
     """Nothing is stale, and every version is made of the cohort that a round draws."""
     world = make_world(hours=4, **{DROPOUT: 0, SESSION: 1e9})
-    in_buffers = [each for each in buffered(world, Pace(7, 6, 6, 6, 1e6, 6, 6)) if each.made]
-    rounds = [each for each in in_rounds(world, Pace(7, 6, 6, 6, 1e6)) if each.made]
+    in_buffers = [each for each in buffered(world, Tempo(7, 6, 6, 6, 1e6, 6, 6)) if each.made]
+    rounds = [each for each in in_rounds(world, Tempo(7, 6, 6, 6, 1e6)) if each.made]
     assert len(in_buffers) == len(rounds) > 20
     for one, other in zip(in_buffers, rounds, strict=True):
         np.testing.assert_array_equal(one.members.client, other.members.client)
@@ -189,49 +189,49 @@ def test_devices_ask_as_often_as_they_are_there():
     """Counts of a long schedule against the rate: in the dead of the day nobody is there."""
     night = {name: float(hour < 6) for hour, name in enumerate(HOURS)}
     world = make_world(1000, hours=24, every=3600.0, zone=0.0, **night, **{DROPOUT: 0, SESSION: 1e9})
-    tally = count_windows(buffered(world, Pace(1, 20, 20, 20, 1.0, buffer=20, concurrency=400)), world)
-    started = [line["started"] for line in by_hour(tally, 24)]
+    counts = count_windows(buffered(world, Tempo(1, 20, 20, 20, 1.0, buffer=20, concurrency=400)), world)
+    started = [line["started"] for line in by_hour(counts, 24)]
     assert not any(started[7:])
     assert np.mean(started[:6]) == pytest.approx(1000, rel=0.05)
 
 
 def test_classes_that_are_there_and_fast_report_more():
     world = make_world(10_000, hours=4)
-    tally = count_windows(buffered(world, Pace(1, 50, 50, 50, 1.0, buffer=50, concurrency=200)), world)
-    share = dict(zip(world.devices.names, tally.classes / tally.classes.sum(), strict=True))
+    counts = count_windows(buffered(world, Tempo(1, 50, 50, 50, 1.0, buffer=50, concurrency=200)), world)
+    share = dict(zip(world.devices.names, counts.classes / counts.classes.sum(), strict=True))
     assert share["slow"] < world.devices.class_share[world.devices.names.index("slow")]
-    assert tally.classes.sum() == tally.made["used"].sum() == tally.staleness.sum()
-    assert (tally.classes_started >= tally.classes).all()
+    assert counts.classes.sum() == counts.made["used"].sum() == counts.staleness.sum()
+    assert (counts.classes_started >= counts.classes).all()
 
 
 def test_what_is_counted():
     assert quantile(np.array([5, 4, 1]), 0.5) == 0
     assert quantile(np.array([5, 4, 1]), 0.99) == 2
-    world, pace = make_world(), PACES["many at once"][1]
-    windows = list(buffered(world, pace))
-    tally = count_windows(windows, world, keep=3)
+    world, tempo = make_world(), TEMPOS["many at once"][1]
+    windows = list(buffered(world, tempo))
+    counts = count_windows(windows, world, keep=3)
     old = np.concatenate([window.number - window.members.version for window in windows])
-    assert staleness_of(tally) == {
+    assert staleness_of(counts) == {
         "mean": pytest.approx(old.mean()),
         "p50": np.quantile(old, 0.5, method="inverted_cdf"),
         "p99": np.quantile(old, 0.99, method="inverted_cdf"),
         "max": old.max(),
     }
-    assert [list(each.clients) for each in tally.buffers] == [list(w.members.client) for w in windows[:3]]
-    hours = by_hour(tally, 0.4)
+    assert [list(each.clients) for each in counts.buffers] == [list(w.members.client) for w in windows[:3]]
+    hours = by_hour(counts, 0.4)
     assert (len(hours), hours[0]["versions"], hours[0]["used"]) == (1, len(windows) - 1, len(old))
     sent = [*(window.members.client for window in windows), *(window.unused for window in windows)]
     assert hours[0]["bytes_up"] == pytest.approx(world.work.up[np.concatenate(sent)].sum())
 
 
 @pytest.mark.parametrize(
-    ("pace", "told"),
+    ("tempo", "told"),
     [
-        (Pace(0, 5, 5, 5, 1.0, buffer=6, concurrency=5), "a buffer of 6 reports is never full with 5 tasks"),
-        (Pace(0, 5, 5, 6, 1.0), "quorum of 1 to the 5 reports"),
-        (Pace(0, 5, 4, 5, 1.0), "asks no fewer devices"),
+        (Tempo(0, 5, 5, 5, 1.0, buffer=6, concurrency=5), "a buffer of 6 reports is never full with 5 tasks"),
+        (Tempo(0, 5, 5, 6, 1.0), "quorum of 1 to the 5 reports"),
+        (Tempo(0, 5, 4, 5, 1.0), "asks no fewer devices"),
     ],
 )
-def test_a_pace_that_makes_no_versions_is_refused(pace, told):
+def test_a_tempo_that_makes_no_versions_is_refused(tempo, told):
     with pytest.raises(UserError, match=told):
-        pace.check()
+        tempo.check()

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from partwise.simulation.fleet.arrivals import gate
-from partwise.simulation.fleet.draws import Drawn, Draws
+from partwise.simulation.fleet.draws import Draws, VersionClients
 from partwise.simulation.fleet.flight import Flight, World, begin, together
-from partwise.simulation.fleet.pace import Pace, Window
+from partwise.simulation.fleet.tempo import Tempo, Window
 
 
 class _Filled(NamedTuple):
@@ -34,13 +34,13 @@ class _Filled(NamedTuple):
     full: bool  # whether the buffer is full by then
 
 
-def buffered(world: World, pace: Pace) -> Iterator[Window]:
+def buffered(world: World, tempo: Tempo) -> Iterator[Window]:
     """The windows of a schedule, up to the horizon."""
-    draws, task, opened, last = Draws(pace.seed), 0, 0.0, 0.0
-    free, flight = np.zeros(pace.concurrency), _nobody()
+    draws, task, opened, last = Draws(tempo.seed), 0, 0.0, 0.0
+    free, flight = np.zeros(tempo.concurrency), _nobody()
     for version in count():
-        drawn = Drawn(pace.seed, len(world.work.examples), version, len(free))
-        here = _fill(world, pace, draws, drawn, version, task, flight, free, last)
+        drawn = VersionClients(tempo.seed, len(world.work.examples), version, len(free))
+        here = _fill(world, tempo, draws, drawn, version, task, flight, free, last)
         begun = int(np.searchsorted(here.new.start, here.end))
         started = here.new.at(slice(begun))
         flight = together([flight, started])
@@ -49,9 +49,9 @@ def buffered(world: World, pace: Pace) -> Iterator[Window]:
             return
         draws.drop(begun)
         task, last = task + begun, float(here.taken[begun - 1]) if begun else last
-        used = _members(flight, here.end, pace.buffer)
+        used = _members(flight, here.end, tempo.buffer)
         there = ~used & (flight.free >= here.end)
-        old = there & (flight.version < version + 1 - pace.stalest)
+        old = there & (flight.version < version + 1 - tempo.stalest)
         unused = flight.client[old & np.isfinite(flight.report)]
         yield Window(version, opened, here.end, True, started, flight.at(used), unused)
         over = np.full(np.count_nonzero(used | old), here.end)
@@ -61,9 +61,9 @@ def buffered(world: World, pace: Pace) -> Iterator[Window]:
 
 def _fill(
     world: World,
-    pace: Pace,
+    tempo: Tempo,
     draws: Draws,
-    drawn: Drawn,
+    drawn: VersionClients,
     version: int,
     first: int,
     flight: Flight,
@@ -72,7 +72,7 @@ def _fill(
 ) -> _Filled:
     """Give out tasks until the buffer is full. `free` is when tasks became free that nobody has taken yet."""
     known = np.append(free, flight.free[np.isfinite(flight.free)])
-    here = _Filled(_nobody(), np.full(1, np.nan), np.zeros(0), _full(flight.report, pace.buffer), False)
+    here = _Filled(_nobody(), np.full(1, np.nan), np.zeros(0), _full(flight.report, tempo.buffer), False)
     while True:
         until = np.append(known, here.new.free)
         until = np.sort(until[until < min(here.end, world.horizon)])
@@ -81,7 +81,7 @@ def _fill(
         start, taken = gate(world.arrivals, until, last, draws.rows(len(until)).gap)
         come = int(np.searchsorted(start, world.horizon))
         new = begin(world, first, version, drawn.first(come), start[:come], draws.rows(come))
-        end = _full(np.append(flight.report, new.report), pace.buffer)
+        end = _full(np.append(flight.report, new.report), tempo.buffer)
         here = _Filled(new, until, taken, end, False)
 
 

@@ -13,7 +13,7 @@ STREAM = 0xFFFFFFFC  # the "round" whose randomness devices are drawn with
 BLOCK = 4096  # tasks that are drawn together
 
 
-class Rows(NamedTuple):
+class TaskDraws(NamedTuple):
     """The numbers of some tasks."""
 
     gap: np.ndarray  # exponential: until a device asks
@@ -31,19 +31,19 @@ class Draws:
         self._rng = draws_of(seed, STREAM)
         self._rows = self._block()
 
-    def rows(self, count: int) -> Rows:
+    def rows(self, count: int) -> TaskDraws:
         """The numbers of the next tasks."""
         while len(self._rows.gap) < count:
-            self._rows = Rows(*map(np.concatenate, zip(self._rows, self._block(), strict=True)))
-        return Rows(*(each[:count] for each in self._rows))
+            self._rows = TaskDraws(*map(np.concatenate, zip(self._rows, self._block(), strict=True)))
+        return TaskDraws(*(each[:count] for each in self._rows))
 
     def drop(self, count: int) -> None:
         """Forget the numbers of tasks that were taken."""
-        self._rows = Rows(*(each[count:] for each in self._rows))
+        self._rows = TaskDraws(*(each[count:] for each in self._rows))
 
-    def _block(self) -> Rows:
+    def _block(self) -> TaskDraws:
         rng = self._rng
-        return Rows(
+        return TaskDraws(
             gap=rng.standard_exponential(BLOCK),
             group=rng.random(BLOCK),
             speeds=rng.standard_normal((BLOCK, 4)),
@@ -53,7 +53,7 @@ class Draws:
         )
 
 
-class Drawn:
+class VersionClients:
     """The clients that tasks of one version are for, as cohorts are drawn: none twice among the first `wanted`.
     So if a version has `wanted` tasks, they are for the cohort of a synchronous round."""
 

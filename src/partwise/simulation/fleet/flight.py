@@ -9,10 +9,10 @@ import numpy as np
 
 from partwise.simulation.fleet.arrivals import Arrivals
 from partwise.simulation.fleet.devices import Devices
-from partwise.simulation.fleet.draws import Rows
+from partwise.simulation.fleet.draws import TaskDraws
 
 
-class Work(NamedTuple):
+class ClientWork(NamedTuple):
     """What a task is, for each client of the population: its size and its messages."""
 
     examples: np.ndarray
@@ -29,7 +29,7 @@ class World(NamedTuple):
 
     devices: Devices
     arrivals: Arrivals
-    work: Work
+    work: ClientWork
     lease: float
     horizon: float
 
@@ -63,7 +63,7 @@ def seconds_of(world: World, client: np.ndarray, kind: np.ndarray, normals: np.n
 
 
 def begin(
-    world: World, first: int, version: int, client: np.ndarray, start: np.ndarray, rows: Rows
+    world: World, first: int, version: int, client: np.ndarray, start: np.ndarray, rows: TaskDraws
 ) -> Flight:
     """Tasks for these clients, taken at these times. A device leaves when its session ends, or drops out after a
     random share of its work; when its lease has ended too, the server knows."""

@@ -11,7 +11,7 @@ from partwise.simulation.fleet.flight import Flight
 from partwise.types import UserError
 
 
-class Pace(NamedTuple):
+class Tempo(NamedTuple):
     """When versions are made. Times are in seconds.
 
     seed:        of the clients and devices that are drawn
@@ -33,7 +33,7 @@ class Pace(NamedTuple):
     concurrency: int = 0
     stalest: int = 20
 
-    def check(self) -> Pace:
+    def check(self) -> Tempo:
         """Itself, if versions can be made so."""
         if not 1 <= self.quorum <= self.size <= self.asked:
             raise UserError(

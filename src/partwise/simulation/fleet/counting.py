@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from partwise.simulation.fleet.flight import World
-from partwise.simulation.fleet.pace import Window
+from partwise.simulation.fleet.tempo import Window
 
 HOUR = 3600.0
 SECONDS = np.logspace(-3, 7, 1001)  # edges of the bins in which the seconds of tasks are counted: 2.3 % wide
 
 
-class Line(NamedTuple):
+class WindowLine(NamedTuple):
     """A window in numbers."""
 
     number: int
@@ -41,10 +41,10 @@ class Buffer(NamedTuple):
     versions: np.ndarray
 
 
-class Tally(NamedTuple):
+class FleetCounts(NamedTuple):
     """A schedule that was counted."""
 
-    lines: np.ndarray  # a record array of `Line`
+    lines: np.ndarray  # a record array of `WindowLine`
     staleness: np.ndarray  # [versions old] used reports
     seconds: np.ndarray  # [bins of SECONDS] used reports, by how long they took
     classes: np.ndarray  # [classes] used reports
@@ -57,11 +57,11 @@ class Tally(NamedTuple):
         return self.lines[self.lines["made"]]
 
 
-KINDS = [(name, "f8" if name in ("opened", "closed", "down", "up") else "i8") for name in Line._fields]
-KINDS[Line._fields.index("made")] = ("made", "?")
+KINDS = [(name, "f8" if name in ("opened", "closed", "down", "up") else "i8") for name in WindowLine._fields]
+KINDS[WindowLine._fields.index("made")] = ("made", "?")
 
 
-def count_windows(windows: Iterable[Window], world: World, keep: int = 0) -> Tally:
+def count_windows(windows: Iterable[Window], world: World, keep: int = 0) -> FleetCounts:
     """Count windows. The buffers of the first `keep` versions are kept."""
     kinds = len(world.devices.names)
     lines, buffers, staleness = [], [], np.zeros(1, np.int64)
@@ -79,12 +79,12 @@ def count_windows(windows: Iterable[Window], world: World, keep: int = 0) -> Tal
         lines.append(_line(window, old, world))
         if window.made and len(buffers) < keep:
             buffers.append(Buffer(members.client, members.version))
-    return Tally(np.array(lines, KINDS), staleness, seconds, classes, started, buffers)
+    return FleetCounts(np.array(lines, KINDS), staleness, seconds, classes, started, buffers)
 
 
-def _line(window: Window, old: np.ndarray, world: World) -> Line:
+def _line(window: Window, old: np.ndarray, world: World) -> WindowLine:
     began, members, work = window.started, window.members, world.work
-    return Line(
+    return WindowLine(
         number=window.number,
         opened=window.opened,
         closed=window.closed,
@@ -105,28 +105,28 @@ def quantile(counts: np.ndarray, share: float) -> int:
     return int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
 
 
-def staleness_of(tally: Tally) -> dict[str, float]:
+def staleness_of(counts: FleetCounts) -> dict[str, float]:
     """How many versions old the used reports are."""
-    counts = tally.staleness
-    total = max(int(counts.sum()), 1)
+    found = counts.staleness
+    total = max(int(found.sum()), 1)
     return {
-        "mean": float((counts * np.arange(len(counts))).sum() / total),
-        "p50": quantile(counts, 0.5),
-        "p99": quantile(counts, 0.99),
-        "max": int(np.flatnonzero(counts)[-1]) if counts.any() else 0,
+        "mean": float((found * np.arange(len(found))).sum() / total),
+        "p50": quantile(found, 0.5),
+        "p99": quantile(found, 0.99),
+        "max": int(np.flatnonzero(found)[-1]) if found.any() else 0,
     }
 
 
-def seconds_of_tasks(tally: Tally) -> dict[str, float]:
+def seconds_of_tasks(counts: FleetCounts) -> dict[str, float]:
     """How long tasks took whose reports were used, to 3 %."""
-    at = lambda share: float(SECONDS[min(quantile(tally.seconds, share), len(SECONDS) - 1)])
+    at = lambda share: float(SECONDS[min(quantile(counts.seconds, share), len(SECONDS) - 1)])
     return {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99)}
 
 
-def by_hour(tally: Tally, hours: float) -> list[dict[str, Any]]:
-    """What happened in each hour, by the time at which windows closed; by that at which they opened, if they made no
+def by_hour(counts: FleetCounts, hours: float) -> list[dict[str, Any]]:
+    """What happened in each hour, by the time at which windows closed; or opened, if they made no
     version."""
-    lines = tally.lines
+    lines = counts.lines
     when = np.where(lines["made"], lines["closed"], lines["opened"])
     hour = np.minimum(when // HOUR, np.ceil(hours) - 1).astype(int)
     added = lambda values: np.bincount(hour, values, int(np.ceil(hours)))
