@@ -165,14 +165,18 @@ class Simulation:
         self.state = jax.device_put(self.state, everywhere(self.mesh))
 
     def _stage(self, first: int, end: int) -> _Call:
-        cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
+        cohorts, versions = self._cohorts(first, end)
         clients = [cohort.clients for cohort in cohorts]
         staged = self._stager.stage(
-            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables
+            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables, versions
         )
         population, shelf, plan, wanted, rows = staged
         served = stage.account(self._sizes, self.algorithm.choose, population, wanted, rows, len(cohorts))
         return _Call(first, cohorts, population, shelf, plan, wanted.missed, served)
+
+    def _cohorts(self, first: int, end: int) -> tuple[list[Cohort], list[np.ndarray] | None]:
+        """The cohorts of these rounds, and the versions that their clients begin with; None: the current one."""
+        return [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)], None
 
     def _execute(self, call: _Call, end: int) -> list[Record]:
         began, compiling = time.perf_counter(), compile_seconds()
