@@ -23,6 +23,8 @@ from partwise.config.sum_sizes import quorum_of
 from partwise.runs.document import to_json
 from partwise.runs.fleet_told import available, rules_of, tell
 from partwise.runs.fleet_traffic import Messages, messages_of
+from partwise.runs.fleet_training import learned, train_schedule
+from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
 from partwise.runs.train import DEFAULT, OnStatus, Run, silent
 from partwise.simulation.fleet.arrivals import make_arrivals
@@ -33,10 +35,11 @@ from partwise.simulation.fleet.flight import ClientWork, World, seconds_of
 from partwise.simulation.fleet.synchronous import in_rounds
 from partwise.simulation.fleet.tempo import Tempo
 from partwise.simulation.fleet.trace import SPEEDS, read_trace, synthetic_trace, write_trace
+from partwise.simulation.mesh import use_all_cores
 from partwise.tasks import Task
 from partwise.types import Limits, UserError, counted
 
-MADE_UP = "synthetic"
+MADE_UP, RUN = "synthetic", "run"  # the trace that nobody measured; where the trained run is in a folder
 LIMITS = {
     "devices": Limits(1, 10**11),
     "hours": Limits(0.01, 24 * 366),
@@ -118,6 +121,11 @@ def fleet(
         LIMITS[name].check(name, value)
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     told("loading")
+    use_all_cores()
+    place = Folder(Path(out) / RUN) if rounds and out is not None else None
+    if place:
+        place.check_free()
+    changes |= {"rounds": rounds} if rounds else {}
     found, config = resolve(task or DEFAULT, data, changes, preset, recorded)
     prepared = prepare(found, config)
     seen = synthetic_trace(seed=config.seed) if trace is None else read_trace(trace)
@@ -143,7 +151,8 @@ def fleet(
     }
     run = None
     if rounds:
-        raise NotImplementedError
+        run = train_schedule(found, config, prepared, counts, place, progress, told, began)
+        result["trained"] = learned(run, counts)
     result["seconds_total"] = time.perf_counter() - began
     if out is not None:
         _write(Path(out), result, seen if trace is None else None)

@@ -15,6 +15,7 @@ from partwise.runs.picture import INK, QUIET, RED, save_picture
 
 LIGHT = "#9db8d2"
 PARTS = (("bytes_from_server", "from the server", INK), ("bytes_to_server", "to the server", LIGHT))
+UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6))
 CDN = ("bytes_from_cdn", "from the CDN", QUIET)
 
 
@@ -54,7 +55,7 @@ def _draw_day(axes: Axes, result: Mapping[str, Any]) -> None:
     beside = axes.twinx()
     beside.plot(np.array(hours) + 0.5, there / result["devices"] * 100, color=INK, marker="o", markersize=2.5)
     beside.set_ylabel("devices available, % of all", color=INK)
-    beside.set_ylim(0)
+    beside.set_ylim(0, 110 * there.max() / result["devices"])
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
 
 
@@ -73,17 +74,19 @@ def _draw_staleness(axes: Axes, result: Mapping[str, Any]) -> None:
 def _draw_bytes(axes: Axes, result: Mapping[str, Any]) -> None:
     lines = result["by_hour"]
     parts = (*PARTS, CDN) if result["caches"] else PARTS
+    most = max(line[name] for line in lines for name, _, _ in parts)
+    unit, size = next(((unit, size) for unit, size in UNITS if most >= size), UNITS[-1])
     for name, label, color in parts:
         axes.plot(
             [line["hour"] + 0.5 for line in lines],
-            [line[name] / 1e9 for line in lines],
+            [line[name] / size for line in lines],
             color=color,
             marker="o",
             markersize=2.5,
             label=label,
         )
-    axes.set(xlabel="hour (UTC)", ylabel="GB an hour")
-    axes.set_ylim(0)
+    axes.set(xlabel="hour (UTC)", ylabel=f"{unit} an hour")
+    axes.set_ylim(0, 1.1 * most / size)
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
     axes.legend(frameon=False, fontsize=8)
 
