@@ -94,7 +94,7 @@ def test_messages_are_those_that_serving_counts(way):
 
 
 def test_a_cache_misses_as_often_as_one_that_is_simulated():
-    rng, versions = np.random.default_rng(0), 200_000
+    rng, versions = np.random.default_rng(0), 50_000
     for asked, changes in ((0.3, 0.2), (2.0, 0.05), (1.0, 1.0), (0.05, 0.5)):
         changed, requests = rng.random(versions) < changes, rng.poisson(asked, versions)
         there, missed = False, 0
@@ -127,7 +127,11 @@ def test_hot_pages_are_cached_and_changes_undo_it():
             {"devices": 100},
             "90 devices are to work at a time",
         ),
-        ({"deploy.deadline": 0.5}, {}, r"no version is made.*quorum of 6.*deploy.deadline is 0.5 s"),
+        (
+            {"deploy.deadline": 0.5},
+            {"hours": 0.02},
+            r"no version is made.*quorum of 6.*deploy.deadline is 0.5 s",
+        ),
         (BUFFER, {"every": 1e8, "devices": 1000}, "no version is made.*buffer of 5"),
         ({"cohort.dropout": 0.1}, {}, "cohort.dropout = 0.1 is not for a fleet: the trace"),
         ({"cohort.sampling": "poisson"}, {}, "cohort.sampling = poisson is not for a fleet"),
@@ -171,3 +175,38 @@ def test_the_command_prints_one_document_or_a_table(capsys, tmp_path):
         assert words in printed
     assert main([*given, "--hours", "many"]) == 2
     assert "'--hours' must be a number" in capsys.readouterr().err
+
+
+TRAINED = {"simulation.lanes": 3, "simulation.evaluate_every": 2}
+
+
+@pytest.mark.slow
+def test_what_is_at_work_at_once_as_a_buffer_is_the_synchronous_run_bit_for_bit(tmp_path):
+    trace = dict(synthetic_trace(50))
+    always = {"dropout": np.zeros(50), "session_seconds": np.full(50, 1e12)}
+    write_trace(tmp_path / "trace.csv", trace | always)
+    changes = {**TRAINED, "deploy.buffer": 6, "deploy.concurrency": 6}
+    found = simulate(trace=tmp_path / "trace.csv", changes=changes, rounds=4)
+    run = pw.train("planted", changes={**PLANTED, **TRAINED}, rounds=4)
+    assert found.result["staleness"]["max"] == 0
+    assert found.run.params.keys() == run.params.keys()
+    for path, leaf in run.params.items():
+        np.testing.assert_array_equal(found.run.params[path], leaf)
+    assert found.run.summary["test"]["rmse"] == run.summary["test"]["rmse"]
+
+
+def test_a_trained_fleet_is_a_run_with_a_clock(tmp_path):
+    found = simulate(changes={**BUFFER, **TRAINED}, rounds=5, out=tmp_path)
+    trained, closed = found.result["trained"], found.counts.made["closed"]
+    assert [each["version"] for each in trained["curve"]] == [2, 4, 5]
+    assert [each["hours"] for each in trained["curve"]] == pytest.approx(
+        [closed[i] / 3600 for i in (1, 3, 4)]
+    )
+    assert (trained["metric"], trained["test"]) == ("rmse", found.run.test["rmse"])
+    assert max(int((t - each.versions).max()) for t, each in enumerate(found.counts.buffers)) > 0
+    assert pw.load(tmp_path / "run").test["rmse"] == pytest.approx(trained["test"])
+    assert (tmp_path / "fleet.png").exists()
+    with pytest.raises(UserError, match="holds the run of a fleet"):
+        pw.train(out=tmp_path / "run", resume=True)
+    with pytest.raises(UserError, match="already holds a run"):
+        simulate(changes={**BUFFER, **TRAINED}, rounds=5, out=tmp_path)

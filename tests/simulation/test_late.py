@@ -150,7 +150,9 @@ def late(builds, store):
     return run
 
 
-@pytest.mark.parametrize("name", ["average", "select", pytest.param("recon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["select", *(pytest.param(name, marks=pytest.mark.slow) for name in ("average", "recon"))]
+)
 def test_late_clients_equal_a_loop_that_keeps_every_version(builds, store, late, name):
     simulation, state, records = late(name)
     assert simulation._cut_tables == (name == "select")
@@ -168,20 +170,20 @@ def rounds(builds, store):
     """A synchronous run, and its cohorts as buffers."""
     recruiting = Recruiting(4)
     settings = {"seed": SEED, "lanes": 3, "num_devices": 1, "rounds_per_call": 4}
-    simulation = Simulation(builds["average"], RATES, store, recruiting, **settings)
+    simulation = Simulation(builds["select"], RATES, store, recruiting, **settings)
     cohorts = [recruit(recruiting, store.counts, SEED, t).clients for t in range(5)]
     return finish(simulation, 5)[0], fresh([Buffer(each, each) for each in cohorts])
 
 
 def test_a_schedule_in_which_nobody_is_late_is_the_synchronous_run_bit_for_bit(builds, store, rounds):
     state, buffers = rounds
-    simulation = scheduled(builds["average"], store, buffers)
+    simulation = scheduled(builds["select"], store, buffers)
     assert_same(finish(simulation, 5)[0], state, tolerance=0)
 
 
 def test_a_ring_changes_nothing_while_nobody_is_late(late, rounds):
     """And it changes something as soon as somebody is."""
-    (state, buffers), (simulation, after, _) = rounds, late("average")
+    (state, buffers), (simulation, after, _) = rounds, late("select")
     simulation.restart(SEED)
     simulation._buffers = buffers
     assert_same(finish(simulation, 5)[0], state, tolerance=1e-6)
@@ -202,7 +204,7 @@ def test_devices_lanes_and_calls_do_not_matter(builds, store, late, settings, mo
 
 
 def test_a_run_goes_on_from_a_snapshot_and_compiles_nothing_again(late):
-    simulation, state, _ = late("average")
+    simulation, state, _ = late("select")
     simulation.restart(SEED)
     simulation.rehearse()
     finish(simulation, 3)
@@ -217,10 +219,10 @@ def test_a_run_goes_on_from_a_snapshot_and_compiles_nothing_again(late):
 def test_what_a_fleet_cannot_train_is_refused(builds, store, monkeypatch):
     monkeypatch.setattr(late_loop, "RING_BYTES", 1000)
     with pytest.raises(UserError, match=r"the 4 versions .* lower deploy.stalest"):
-        scheduled(builds["average"], store)
+        scheduled(builds["select"], store)
     keeping = lambda rates: builds["average"](rates)._replace(keeps=("item",))
     with pytest.raises(UserError, match="devices keep nothing"):
         scheduled(keeping, store, fresh(BUFFERS))
-    private = builds["average"](RATES).aggregator._replace(private=True)
+    private = builds["select"](RATES).aggregator._replace(private=True)
     with pytest.raises(UserError, match="without promises of privacy"):
-        scheduled(lambda rates: builds["average"](rates)._replace(aggregator=private), store, fresh(BUFFERS))
+        scheduled(lambda rates: builds["select"](rates)._replace(aggregator=private), store, fresh(BUFFERS))

@@ -22,7 +22,7 @@ from partwise.types import UserError
 CLIENTS, HOUR = 40, 3600.0
 
 
-def make_world(num_devices=10_000, hours=0.4, lease=120.0, every=600.0, **columns):
+def make_world(num_devices=10_000, hours=0.3, lease=120.0, every=600.0, **columns):
     """A fleet whose trace has these values in place of the made-up ones."""
     trace = dict(synthetic_trace(200, seed=3))
     trace |= {name: np.full(200, float(value)) for name, value in columns.items()}
@@ -175,10 +175,10 @@ def test_rounds_are_those_of_events_one_by_one(name):
 
 def test_a_buffer_of_all_that_is_at_work_is_a_synchronous_run():
     """Nothing is stale, and every version is made of the cohort that a round draws."""
-    world = make_world(hours=4, **{DROPOUT: 0, SESSION: 1e9})
+    world = make_world(hours=1, **{DROPOUT: 0, SESSION: 1e9})
     in_buffers = [each for each in buffered(world, Tempo(7, 6, 6, 6, 1e6, 6, 6)) if each.made]
     rounds = [each for each in in_rounds(world, Tempo(7, 6, 6, 6, 1e6)) if each.made]
-    assert len(in_buffers) == len(rounds) > 20
+    assert len(in_buffers) == len(rounds) > 10
     for one, other in zip(in_buffers, rounds, strict=True):
         np.testing.assert_array_equal(one.members.client, other.members.client)
         np.testing.assert_array_equal(one.members.version, other.members.version)
@@ -196,7 +196,7 @@ def test_devices_ask_as_often_as_they_are_there():
 
 
 def test_classes_that_are_there_and_fast_report_more():
-    world = make_world(10_000, hours=4)
+    world = make_world(10_000, hours=2)
     counts = count_windows(buffered(world, Tempo(1, 50, 50, 50, 1.0, buffer=50, concurrency=200)), world)
     share = dict(zip(world.devices.names, counts.classes / counts.classes.sum(), strict=True))
     assert share["slow"] < world.devices.class_share[world.devices.names.index("slow")]
@@ -218,7 +218,7 @@ def test_what_is_counted():
         "max": old.max(),
     }
     assert [list(each.clients) for each in counts.buffers] == [list(w.members.client) for w in windows[:3]]
-    hours = by_hour(counts, 0.4)
+    hours = by_hour(counts, 0.3)
     assert (len(hours), hours[0]["versions"], hours[0]["used"]) == (1, len(windows) - 1, len(old))
     sent = [*(window.members.client for window in windows), *(window.unused for window in windows)]
     assert hours[0]["bytes_up"] == pytest.approx(world.work.up[np.concatenate(sent)].sum())
