@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partwise.pages.report import report as report
     from partwise.runs.callbacks import Callback as Callback
     from partwise.runs.compare import compare as compare
+    from partwise.runs.fleet import fleet as fleet
     from partwise.runs.loggers import mlflow as mlflow
     from partwise.runs.loggers import tensorboard as tensorboard
     from partwise.runs.loggers import wandb as wandb
@@ -53,6 +54,7 @@ _HOMES = {
     "partwise.runs.personal": ("Personal", "load_local", "save_local"),
     "partwise.runs.reopen": ("load",),
     "partwise.runs.compare": ("compare",),
+    "partwise.runs.fleet": ("fleet",),
     "partwise.runs.sweep": ("sweep",),
     "partwise.runs.train": ("Run", "train"),
     "partwise.model.partition": ("partition",),
@@ -81,6 +83,7 @@ __all__ = [  # written out, because a type checker reads it
     "compare",
     "events_task",
     "fairness",
+    "fleet",
     "frozen",
     "keras",
     "keyed",

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from partwise import __version__
 from partwise.cli import commands
 from partwise.cli.comparing_parser import add_comparing
+from partwise.cli.fleet_command import add_fleet
 from partwise.cli.looking_parser import add_looking
 from partwise.cli.network_parser import add_network
 from partwise.cli.recommending import add_recommend, add_run
@@ -47,6 +48,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_comparing(command, _add_task)
     add_network(command, _add_task)
     add_store(command)
+    add_fleet(command, _add_task)
     _add_rest(command)
     return parser
 

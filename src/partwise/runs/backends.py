@@ -26,6 +26,7 @@ class Runtime(NamedTuple):
     beside:     how many runs share the time, this one counted
     trials:     how many runs of a sweep look at the same clients; a promise of privacy is for all of them
     draws:      whether the learning curve is drawn
+    fleet:      whether its rounds are those of a fleet's schedule, so that it cannot go on without one
     """
 
     simulation: Backend
@@ -33,6 +34,7 @@ class Runtime(NamedTuple):
     beside: int = 1
     trials: int = 1
     draws: bool = True
+    fleet: bool = False
 
 
 def make_runtime(task: Task, prepared: Prepared, config: Config, folder: Folder | None) -> Runtime:

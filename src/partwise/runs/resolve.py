@@ -130,6 +130,11 @@ def check_resumable(folder: Folder) -> None:
             f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
             f"(resume=True) to begin one there"
         )
+    if folder.begun().get("fleet"):
+        raise UserError(
+            f"'{folder.path}' holds the run of a fleet, whose schedule is not kept: run `partwise fleet` again, "
+            f"with more --rounds and another --out"
+        )
 
 
 def resumed(

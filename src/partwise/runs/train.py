@@ -355,6 +355,7 @@ def recording(folder: Folder | None, task: Task, config: Config, runtime: Runtim
     if new:
         begun = {"lanes": runtime.simulation.lanes, "device": device_words(), "data": fingerprint(task)}
         begun |= {"trials": runtime.trials} if runtime.trials > 1 else {}
+        begun |= {"fleet": True} if runtime.fleet else {}
         folder.start(config, task.options, source_of(task.train), begun)
     else:
         _go_on(folder, runtime.simulation)

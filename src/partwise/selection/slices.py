@@ -57,6 +57,12 @@ class Keys(NamedTuple):
     place: jax.Array | None = None
     place_start: jax.Array | int = 0
     complete: bool = True  # every id of the client's examples is among its keys
+    whole: jax.Array | None = (
+        None  # if `rows` number those of a cut table, and the client reads a whole one: its rows
+    )
+    shift: jax.Array | int = (
+        0  # if the table that it reads has several versions, one after another: where its own begins
+    )
 
 
 def take_keys(table: Any, keys: np.ndarray) -> np.ndarray:
@@ -82,12 +88,18 @@ def _row(keys: Keys, position: jax.Array) -> jax.Array:
     return keys.rows[jnp.minimum(keys.start + position, keys.rows.shape[0] - 1)]
 
 
+def _read(keys: Keys, position: jax.Array) -> jax.Array:
+    """Where the client reads the row of a key."""
+    row = _row(keys, position)
+    return (row if keys.whole is None else keys.whole[row]) + keys.shift
+
+
 def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> jax.Array:
     """A client's slice of a keyed leaf as it received it [capacity, ...], padded after its last key."""
     role = partition.roles[path]
     if keys.rows is None:
         return role.psi.received(table)
-    taken = role.psi.received(table[_row(keys, jnp.arange(keys.capacity))])
+    taken = role.psi.received(table[_read(keys, jnp.arange(keys.capacity))])
     return jnp.where(is_key(keys, taken.ndim), taken, jnp.asarray(role.fill, taken.dtype))
 
 
@@ -161,7 +173,7 @@ def gather(
     for path, table in tables.items():
         role = partition.roles[path]
         positions, own = need.positions[role.space], keys[role.space]
-        rows = role.psi.received(table[_row(own, positions)])
+        rows = role.psi.received(table[_read(own, positions)])
         if path in deltas:
             rows = rows + deltas[path][positions]
         if not own.complete or any(need.batch[name].ndim > 1 for name in partition.columns[role.space]):

@@ -188,11 +188,13 @@ def cohort_total(
     rooms: Sequence[Mapping[str, int]],
     public: Mapping[str, Any] | None = None,
     round_number: Any = None,
+    run_lanes: Callable[..., Done] | None = None,
 ) -> Summed:
     """Run this device's part of a cohort, and add up what all devices' clients contribute.
 
     `rooms` are capacities by key space, the largest first. Each chunk works with the room that `plan.ends`
-    gives it, in which its clients' keys fit. `public` is what the aggregator tells every client.
+    gives it, in which its clients' keys fit. `public` is what the aggregator tells every client. `run_lanes` runs
+    the clients of a chunk, if not all of them begin with `params`.
     """
     received = receive(algorithm.partition, params)
 
@@ -200,7 +202,7 @@ def cohort_total(
         total, seen = carry
         share = jax.tree_util.tree_map(lambda x: x[i], Chunk(plan.slots, plan.longest, plan.most_keys))
         shared = Shared(received, shelf, rng, room, algorithm.choose, public or {}, round_number)
-        done = _run_lanes(algorithm, shared, share)
+        done = (run_lanes or _run_lanes)(algorithm, shared, share)
         lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
         now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
         seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
@@ -233,11 +235,12 @@ def one_round(
     rng: jax.Array,
     rooms: Sequence[Mapping[str, int]],
     round_number: Any = None,
+    run_lanes: Callable[..., Done] | None = None,
 ) -> tuple[ServerState, Outcome]:
-    """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort. `rooms`
-    are as in `cohort_total`."""
+    """FedRecon's Algorithm 1, one iteration of the server's loop, on this device's part of the cohort. `rooms` and
+    `run_lanes` are as in `cohort_total`."""
     public = state.aggregator.get(PUBLIC)
-    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms, public, round_number)
+    cohort = cohort_total(algorithm, state.params, shelf, plan, rng, rooms, public, round_number, run_lanes)
     state, total = finish(algorithm, state, cohort.total, rng)
     return state, Outcome(total.clients, total.weight, total.loss, is_finite(state), *cohort[1:])
 

@@ -107,7 +107,7 @@ class Simulation:
         mean = self.store.num_examples / max(self.store.num_clients, 1)
         return max(1, min(rounds_per_call, int(STAGED_EXAMPLES // max(self.recruiting.size * mean, 1))))
 
-    def _depth(self) -> int:
+    def _calls_ahead(self) -> int:
         """How many calls are staged ahead: one, or a few if rows come over a network, which is slow at times."""
         if self.resident or not self.store.remote:
             return 1
@@ -127,7 +127,7 @@ class Simulation:
         stage_call = lambda bound: self._stage(*bound)
         self._place()
         began = time.perf_counter()
-        with closing(ahead(stage_call, bounds, self._depth())) as calls:
+        with closing(ahead(stage_call, bounds, self._calls_ahead())) as calls:
             for (_, end), call in zip(bounds, calls, strict=True):
                 yield self._execute(call, end, began)
                 began = time.perf_counter()
@@ -174,14 +174,18 @@ class Simulation:
         self.state = jax.device_put(self.state, everywhere(self.mesh))
 
     def _stage(self, first: int, end: int) -> _Call:
-        cohorts = [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)]
+        cohorts, versions = self._cohorts(first, end)
         clients = [cohort.clients for cohort in cohorts]
         staged = self._stager.stage(
-            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables
+            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables, versions
         )
         population, shelf, plan, wanted, rows = staged
         served = stage.account(self._sizes, self.algorithm.choose, population, wanted, rows, len(cohorts))
         return _Call(first, cohorts, population, shelf, plan, wanted.missed, served)
+
+    def _cohorts(self, first: int, end: int) -> tuple[list[Cohort], list[np.ndarray] | None]:
+        """The cohorts of these rounds, and the versions that their clients begin with; None: the current one."""
+        return [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)], None
 
     def _execute(self, call: _Call, end: int, began: float) -> list[Record]:
         """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts."""

@@ -48,6 +48,7 @@ class Slots(NamedTuple):
     key_count: Mapping[str, Any]
     place_start: Mapping[str, Any]
     kept: Mapping[str, Any] = {}  # what the client kept from its last round, by path
+    version: Any = None  # of the model that it begins with; None: the current one
 
 
 class Plan(NamedTuple):
@@ -180,25 +181,35 @@ def beside(cohorts: Sequence[np.ndarray], num_rounds: int, room: int) -> np.ndar
     return rows
 
 
-def plan(population: Population, cohorts: np.ndarray, devices: int, lanes: int) -> Plan:
-    """Arrange cohorts [rounds, clients] (positions in the population, -1 for no client). `ask` adds the keys.
+def plan(
+    population: Population, cohorts: np.ndarray, devices: int, lanes: int, versions: np.ndarray | None = None
+) -> Plan:
+    """Arrange cohorts [rounds, clients] (positions in the population, -1 for no client), and the versions of the
+    model that they begin with, if not with the current one. `ask` adds the keys.
 
     Clients are sorted by size, so that clients that run side by side finish together. They are given to the
     devices in turns.
     """
     rounds, size = cohorts.shape
     chunks = max(-(-size // (devices * lanes)), 1)
-    slots = np.full((rounds, chunks * devices * lanes), -1)
     held = np.append(population.store.counts, -1)[cohorts]
     order = np.argsort(-held, axis=1, kind="stable")
-    slots[:, :size] = np.take_along_axis(cohorts, order, 1)
-    slots = slots.reshape(rounds, chunks, devices, lanes)
-    slots[:, 1::2] = slots[:, 1::2, ::-1]  # reverse every other turn: no device always has the larger clients
-    client = slots.transpose(0, 2, 1, 3)
+
+    def arranged(values: np.ndarray, nobody: int) -> np.ndarray:
+        slots = np.full((rounds, chunks * devices * lanes), nobody)
+        slots[:, :size] = np.take_along_axis(values, order, 1)
+        slots = slots.reshape(rounds, chunks, devices, lanes)
+        slots[:, 1::2] = slots[
+            :, 1::2, ::-1
+        ]  # reverse every other turn: no device always has the larger clients
+        return slots.transpose(0, 2, 1, 3)
+
+    client = arranged(cohorts, -1)
     count = _at(population.store.counts, client, np.int32)
     number = words(_at(population.numbers, client, np.uint64))
     start = _at(population.store.starts, client, np.int32)
-    slots = Slots(client.astype(np.int32), number, start, count, {}, {}, {})
+    version = None if versions is None else np.maximum(arranged(versions, 0), 0).astype(np.int32)
+    slots = Slots(client.astype(np.int32), number, start, count, {}, {}, {}, version=version)
     return Plan(slots, count.max(axis=-1), {}, {})
 
 
@@ -216,7 +227,8 @@ def ask(
     client = plan.slots.client
     starts, counts, place_starts, keys, places = {}, {}, {}, {}, {}
     missed = np.zeros(len(client), int)
-    rounds = first + np.arange(len(client)).repeat(client[0].size)
+    place = np.arange(len(client)).repeat(client[0].size)
+    rounds = first + place if plan.slots.version is None else plan.slots.version.ravel()
     numbers = _at(population.numbers, client, np.uint64).ravel()
     for space, own in population.own.items():
         if space in population.chosen:
@@ -235,7 +247,7 @@ def ask(
         counts[space] = np.where(client >= 0, chosen.counts.reshape(client.shape), 0).astype(np.int32)
         place_starts[space] = mine.starts.reshape(client.shape).astype(np.int32)
         keys[space], places[space] = chosen.keys, chosen.place
-        lost = np.bincount(rounds[owners(held)] - first, mine.uses * (chosen.place < 0), len(client))
+        lost = np.bincount(place[owners(held)], mine.uses * (chosen.place < 0), len(client))
         missed += lost.astype(int)
     slots = plan.slots._replace(key_start=starts, key_count=counts, place_start=place_starts)
     most = {space: count.max(axis=-1) for space, count in counts.items()}

@@ -70,13 +70,16 @@ class Stager:
         seed: int,
         first: int,
         cut_tables: bool,
+        versions: Sequence[np.ndarray] | None = None,
     ) -> Staged:
         """Cohorts (positions in the store) of the rounds from number `first` on, in a call with room for
-        `num_rounds`. With `cut_tables`, keys are row numbers in tables that have only the rows of a round."""
+        `num_rounds`. With `cut_tables`, keys are row numbers in tables that have only the rows of a round.
+        `versions` are those of the model that clients begin with (default: the round's)."""
         partition, choose = self._algorithm.partition, self._algorithm.choose
         room = self._room("cohort", max(map(len, cohorts)))
         population, shelf, chosen = self._brought(stage.beside(cohorts, num_rounds, room))
-        plan = stage.plan(population, chosen, self._mesh.size, lanes)
+        begun = None if versions is None else stage.beside(versions, num_rounds, room)
+        plan = stage.plan(population, chosen, self._mesh.size, lanes, begun)
         asked = wanted = stage.ask(population, partition, choose, plan, seed, first)
         rows: Mapping[str, list[np.ndarray]] = {}
         if cut_tables:
