@@ -12,7 +12,7 @@ import time
 import pytest
 from rich.console import Console
 
-from partwise.cli import main, progress, show
+from partwise.cli import main, progress, show, show_sweep
 from partwise.runs import train as runs
 from partwise.runs.sanity import LEFT_OUT, tell_left_out
 from partwise.types import counted
@@ -163,3 +163,18 @@ def test_tables_fit_80_characters_and_nothing_in_them_is_cut(command, small, cap
     lines = [line for line in text.splitlines() if line.startswith(("│", "┏", "└", " "))]
     assert lines
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(
+    "metrics", [["rmse", "accuracy", "loss"], ["ndcg@10", "hit@10", "hit@5", "mrr", "loss"]]
+)
+def test_a_comparison_cuts_no_figure_in_80_characters(metrics, monkeypatch, capsys):
+    monkeypatch.setattr(show_sweep, "out", Console(width=80, **show.AS_IT_IS))
+    costs = {"rounds": 3000, "seconds": 1234.5, "bytes_down_per_client": 1e6, "bytes_up_per_client": 1e6}
+    row = {"name": "run", "test": {name: {"mean": 0.1234, "spread": 0.0567} for name in metrics}, **costs}
+    rows = [row | {"seeds": [0, 1], "unfinished": {}}] * 2
+    show_sweep.comparison({"rows": rows, "settings": {}, "differences": [], "notes": []}, None)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert text.count("0.1234") == text.count("±0.0567") == 2 * len(metrics)
+    assert text.count("kB") == 2  # the column, once, and what it is

@@ -104,6 +104,8 @@ def comparison(result: Mapping[str, Any], folder: str | None) -> None:
 def _print_metrics(rows: Sequence[Mapping[str, Any]], metrics: Sequence[str], costs: bool) -> None:
     more = ["seeds", "rounds", "s", "kB"] if costs else []
     table = _table("test clients, mean ± standard deviation over seeds", ["row"], [*metrics, *more])
+    for column in table.columns[1 + len(metrics) :]:
+        column.no_wrap = True  # a metric and its spread can be in two lines
     for number, row in enumerate(rows, 1):
         told = [told_spread(row["test"].get(name)) for name in metrics]
         table.add_row(str(number), *told, *(_cells(row) if costs else []))
