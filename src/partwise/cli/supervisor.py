@@ -23,6 +23,7 @@ from partwise.cli.process_shares import LOST, Share, shares
 from partwise.cli.show import err, say
 from partwise.types import UserError
 
+WORKER = ("-m", "partwise.cli.worker")
 SAME_AGAIN = 2  # beginnings that get no further before half as many processes go on
 LOOK_SECONDS = 0.02
 GRACE_SECONDS = 5  # for the others to end by themselves after a mistake of the user
@@ -98,11 +99,10 @@ def _start(given: Sequence[str], index: int, more: Mapping[str, str], cores: Seq
     log = tempfile.TemporaryFile()  # noqa: SIM115
     shown = sys.stderr.fileno() if index == 0 else log.fileno()
     messages = os.dup(shown)
-    command = [sys.executable, "-m", "partwise.cli.worker", str(messages), *given]
     try:
         with _on_cores(cores):
             process = subprocess.Popen(
-                command,
+                [sys.executable, *WORKER, str(messages), *given],
                 stdin=subprocess.PIPE,
                 stdout=None if index == 0 else subprocess.DEVNULL,
                 stderr=log,
