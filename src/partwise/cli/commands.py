@@ -42,6 +42,7 @@ def train(options: Options) -> Result | int:
     with agreeing():
         task, recorded, changes = asked(options)
         folder = _folder(options, task, {**recorded, **changes})
+        loggers = [make_logger(each) for each in options.log] if is_writer() else []
     options.folder = Path(agreed(str(folder)))
     begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
@@ -53,7 +54,7 @@ def train(options: Options) -> Result | int:
             preset=options.preset,
             progress=progress,
             told=progress,
-            callbacks=[make_logger(each) for each in options.log],
+            callbacks=loggers,
             changes=changes,
             recorded=recorded,
             began=options.began,

@@ -54,7 +54,7 @@ from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluator import KeptOf
 from partwise.simulation.exchange import agreed, agreeing
 from partwise.simulation.mesh import use_all_cores
-from partwise.simulation.processes import is_writer
+from partwise.simulation.processes import is_writer, meet
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
@@ -218,6 +218,7 @@ def train(
     _check_call(task, settings)
     following = check_callbacks(callbacks)
     use_all_cores()
+    meet()
     shown = make_progress(progress if is_writer() else "none", began)
     say = told if told and is_writer() else shown
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}

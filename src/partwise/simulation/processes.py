@@ -9,24 +9,27 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partwise.randomness import AXIS
-from partwise.simulation.mesh import make_mesh, use_all_cores
-from partwise.types import UserError
+from partwise.simulation.mesh import make_mesh
+from partwise.types import RunWarning, UserError
 
 COORDINATOR, NUMBER, INDEX = "PARTWISE_COORDINATOR", "PARTWISE_PROCESSES", "PARTWISE_PROCESS"
 HEARTBEAT = "PARTWISE_HEARTBEAT"
 HEARTBEAT_SECONDS = 30  # after so long without a sign of life, a process counts as lost
+SOON_SECONDS = 15  # a process that waits longer for the others says so
 LEAVE_SECONDS = 3  # for others to end too
-WAIT_SECONDS = 600  # for all processes to come
+WAIT_SECONDS = 600  # for all processes to come; then JAX aborts this one
 
 
 class Place(NamedTuple):
@@ -75,9 +78,11 @@ def join_processes(
     if jax.distributed.is_initialized():
         raise UserError("this process has joined others already: call join_processes once")
     place = find_place(os.environ, coordinator, processes, process)
-    use_all_cores()
     # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     jax.config.update("jax_enable_preemption_service", False)
+    waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
+    waiting.daemon = True
+    waiting.start()
     try:
         jax.distributed.initialize(
             coordinator_address=place and place.address,
@@ -89,7 +94,9 @@ def join_processes(
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(_why_alone(error, place)) from error
-    _meet(make_mesh())
+    finally:
+        waiting.cancel()
+    meet()
 
 
 def has_lost_others(error: BaseException) -> bool:
@@ -150,6 +157,11 @@ def _heartbeat(environment: Mapping[str, str]) -> int:
     return int(seconds)
 
 
+def _tell_waiting(place: Place | None) -> None:
+    told = f"process {place.index} of {place.number} waits for the others at {place.address}" if place else ""
+    warnings.warn(told or "waiting for the other processes of this run", RunWarning, stacklevel=2)
+
+
 def _why_alone(error: Exception, place: Place | None) -> str:
     """Why this process found no others."""
     told = str(error).splitlines()[0]
@@ -167,9 +179,13 @@ def _why_alone(error: Exception, place: Place | None) -> str:
     return f"{where} ({told}): see to it that all are started, and that they can reach that address"
 
 
-def _meet(mesh: Mesh) -> None:
+@cache
+def meet() -> None:
     """Add up a number over all devices. From then on they are connected: a first sum must be begun by all within
     30 seconds (gloo), later ones wait for as long as a process lives."""
+    if num_processes() == 1:
+        return
+    mesh = make_mesh()
     mine = [jax.device_put(np.ones(1, np.float32), device) for device in mesh.local_devices]
     ones = jax.make_array_from_single_device_arrays((mesh.size,), NamedSharding(mesh, P(AXIS)), mine)
     add = jax.shard_map(lambda x: jax.lax.psum(x, AXIS), mesh=mesh, in_specs=P(AXIS), out_specs=P())
