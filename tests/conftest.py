@@ -5,6 +5,9 @@ from __future__ import annotations
 import http.client
 import os
 import re
+import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -309,3 +312,33 @@ def between(s3_server):
     proxy = Between(s3_server)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+def start_together():
+    """Start processes that train together, each with its own words for Python (`-m partwise.cli train ...`) and its
+    share of the devices. They are killed at the end."""
+    running = []
+
+    def start(*words: list[str], devices: int = 1, **environment: str) -> list[subprocess.Popen]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        for index, given in enumerate(words):
+            place = {"PARTWISE_COORDINATOR": address, "PARTWISE_PROCESSES": str(len(words))}
+            place |= {"PARTWISE_PROCESS": str(index), "JAX_NUM_CPU_DEVICES": str(devices)}
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, *given],
+                    env=os.environ | place | environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return running[-len(words) :]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from partwise.runs.sweep import sweep as sweep
     from partwise.runs.train import Run as Run
     from partwise.runs.train import train as train
+    from partwise.simulation.processes import join_processes as join_processes
     from partwise.tasks import Setting as Setting
     from partwise.tasks import Task as Task
     from partwise.tasks import load_task as load_task
@@ -60,6 +61,7 @@ _HOMES = {
     "partwise.model.partition": ("partition",),
     "partwise.model.roles": ("frozen", "keyed", "local", "shared"),
     "partwise.model.spec": ("Metric", "Model"),
+    "partwise.simulation.processes": ("join_processes",),
     "partwise.tasks": ("Setting", "Task", "load_task"),
     "partwise.tasks.events": ("events_task",),
     "partwise.tasks.ratings": ("ratings_task",),
@@ -85,6 +87,7 @@ __all__ = [  # written out, because a type checker reads it
     "fairness",
     "fleet",
     "frozen",
+    "join_processes",
     "keras",
     "keyed",
     "load",

@@ -81,7 +81,7 @@ def test_a_large_table_is_cut_to_the_cohort_by_itself(store, optimizer):
     """Rows that nobody asks for are as they were, and so is what the optimizer has of them."""
     build = reconstructing(5000, 3, optimizer)
     simulation = simulate(build, store)
-    assert simulation._stage(0, 1).plan.tables
+    assert simulation._stage(0, 1).staged.plan.tables
     before = on_host(simulation.state)
     state = finish(simulation)
     for old, new in zip(*map(jax.tree_util.tree_leaves, (before, state)), strict=True):
@@ -93,8 +93,8 @@ def test_a_large_table_is_cut_to_the_cohort_by_itself(store, optimizer):
 def test_a_table_of_a_million_rows_is_cut_to_the_keys_of_the_cohort(store, optimizer):
     simulation = simulate(reconstructing(1_000_000, 8, optimizer), store)
     for call in (simulation._stage(0, 2), simulation._stage(2, 4)):
-        assert call.plan.tables["item"].shape[1] <= 1.25 * KEYS * RECRUITING.size + 16
-        assert call.shelf.keys["item"].max() < KEYS * RECRUITING.size  # rows of the cut table
+        assert call.staged.plan.tables["item"].shape[1] <= 1.25 * KEYS * RECRUITING.size + 16
+        assert call.staged.shelf.keys["item"].max() < KEYS * RECRUITING.size  # rows of the cut table
 
 
 @pytest.mark.slow
@@ -104,13 +104,13 @@ def test_a_round_needs_no_room_for_a_table_of_a_million_rows(store):
     for num_items in (10_000, 1_000_000):
         simulation = simulate(reconstructing(num_items, 8, optimizer), store, rounds_per_call=1)
         call = simulation._stage(0, 1)
-        given = (simulation.rates, simulation.state, call.shelf, call.plan, jax.random.key(0))
+        given = (simulation.rates, simulation.state, call.staged.shelf, call.staged.plan, jax.random.key(0))
         program = simulation._rounds.lower(*given, np.uint32(0), np.int32(1)).compile()
         temporary[num_items] = program.memory_analysis().temp_size_in_bytes
     assert temporary[1_000_000] <= temporary[10_000] + 1000
     before = np.array(simulation.state.params["item"])
     moved = np.flatnonzero((finish(simulation, 1).params["item"] != before).any(axis=1))
-    rows = call.plan.tables["item"]
+    rows = call.staged.plan.tables["item"]
     np.testing.assert_array_equal(moved, rows[rows < USED])
 
 
@@ -123,7 +123,7 @@ def test_lazy_rounds_equal_the_plain_loop(store, choose, cut):
     """Whatever is asked for; beside a space of which everybody asks for all, which is not cut, too."""
     build = selecting("lazy_adam", **choose)
     simulation = simulate(build, store)
-    assert set(simulation._stage(0, 1).plan.tables) == cut
+    assert set(simulation._stage(0, 1).staged.plan.tables) == cut
     state = finish(simulation)
     assert_same(state, finish(PlainSimulation(build, RATES, store, RECRUITING, seed=5)))
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +15,7 @@ from partwise.cli import show
 from partwise.cli.fairness import by_client, show_fairness
 from partwise.cli.interrupt import begin_work
 from partwise.cli.network import kept_model, refreshed
+from partwise.cli.process_shares import joins, number_to_start
 from partwise.cli.progress import show_progress
 from partwise.runs.lock import refuse_if_held
 from partwise.types import UserError, counted
@@ -21,17 +24,26 @@ Options = argparse.Namespace
 Result = Mapping[str, Any]
 
 
-def train(options: Options) -> Result:
-    """`partwise train`."""
-    if options.out is not None:
+def train(options: Options) -> Result | int:
+    """`partwise train`. With --processes N, other processes print, and only their exit code is returned."""
+    number, joining = (each(options.processes, os.environ) for each in (number_to_start, joins))
+    if options.out is not None and not joining:
         refuse_if_held(options.out)
+    if number:
+        return _supervised(options, number)
     from partwise.runs.loggers import make_logger
     from partwise.runs.train import train as train_task
+    from partwise.simulation.exchange import agreed, agreeing
+    from partwise.simulation.processes import is_writer, join_processes
 
-    task, recorded, changes = asked(options)
-    if options.resume and options.out is None:
-        raise UserError("--resume needs the folder of the run: --out DIR")
-    options.folder = free_folder(task, {**recorded, **changes}) if options.out is None else Path(options.out)
+    if joining:
+        join_processes()
+        options.silent = options.quiet = not is_writer()
+    with agreeing():
+        task, recorded, changes = asked(options)
+        folder = _folder(options, task, {**recorded, **changes})
+        loggers = [make_logger(each) for each in options.log] if is_writer() else []
+    options.folder = Path(agreed(str(folder)))
     begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
         run = train_task(
@@ -42,14 +54,30 @@ def train(options: Options) -> Result:
             preset=options.preset,
             progress=progress,
             told=progress,
-            callbacks=[make_logger(each) for each in options.log],
+            callbacks=loggers,
             changes=changes,
             recorded=recorded,
             began=options.began,
         )
-    if not options.json:
+    if not options.json and not options.silent:
         show.summary(run.summary, options.folder)
     return {**run.summary, "folder": str(options.folder)}
+
+
+def _supervised(options: Options, number: int) -> int:
+    from partwise.cli.supervisor import supervise
+
+    task, recorded, changes = asked(options)
+    options.folder = _folder(options, task, {**recorded, **changes})
+    begin_work()
+    options.again = f"partwise train --resume --processes {number} --out {shlex.quote(str(options.folder))}"
+    return supervise([*options.given, "--out", str(options.folder)], number, options.folder)
+
+
+def _folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:
+    if options.resume and options.out is None:
+        raise UserError("--resume needs the folder of the run: --out DIR")
+    return free_folder(task, changes) if options.out is None else Path(options.out)
 
 
 def asked(options: Options) -> tuple[str | None, dict[str, Any], dict[str, Any]]:

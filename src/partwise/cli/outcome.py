@@ -18,6 +18,7 @@ from rich.text import Text
 
 from partwise.cli import interrupt
 from partwise.cli.parser import make_parser
+from partwise.cli.process_shares import LOST
 from partwise.cli.progress import process_start
 from partwise.cli.show import err
 from partwise.runs.versions import versions
@@ -39,11 +40,21 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
     options = make_parser().parse_args(given)
     options.given = list(given)
     options.began = process_start() if whole_process else time.perf_counter()
+    options.silent = False  # of several processes, one prints
+    code = _ended(options, given)
+    if code and whole_process and "partwise.simulation.processes" in sys.modules:
+        sys.modules["partwise.simulation.processes"].leave(code)
+    return code
+
+
+def _ended(options: argparse.Namespace, given: Sequence[str]) -> int:
     try:
         _keep_compiled_programs()
-        with _told_warnings():
+        with _told_warnings(options):
             result = options.run(options)
-        if options.json:
+        if isinstance(result, int):
+            return result
+        if options.json and not options.silent:
             sys.stdout.write(json.dumps(_plain(result), indent=1) + "\n")
         return 2 if result.get("not_finite") else 0
     except UserError as error:
@@ -55,17 +66,23 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
         return 0
     except Exception as error:
         stop = interrupt.stopped()
-        return _fail(_stopped(options), options, stop.code) if stop else _fail(_bug(error, given), options, 1)
+        if stop:
+            return _fail(_stopped(options), options, stop.code)
+        if _lost_others(error):
+            return _fail(f"another process of this run is gone. {_going_on(options)}", options, LOST)
+        return _fail(_bug(error, given), options, 1)
 
 
 @contextmanager
-def _told_warnings() -> Iterator[None]:
+def _told_warnings(options: argparse.Namespace) -> Iterator[None]:
     """Show warnings of runs as sentences, without the line of code that they come from."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", RunWarning)
         usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if options.silent:
+                return
             if issubclass(category, RunWarning):
                 err.print(Text.assemble(("partwise:", "bold"), f" warning: {message}"), soft_wrap=True)
             else:
@@ -85,15 +102,24 @@ def _fail(message: str, options: argparse.Namespace, code: int) -> int:
 
 
 def _stopped(options: argparse.Namespace) -> str:
-    """How to continue, if there is something to continue with."""
-    if getattr(options, "again", None):
-        return f"stopped. Go on with: {options.again}"
     folder = getattr(options, "folder", None)
-    if folder is None:
+    if folder is None and not getattr(options, "again", None):
         return "stopped."
-    if not (folder / "config.toml").exists():
+    if folder is not None and not (folder / "config.toml").exists():
         return "stopped before the first round; nothing was recorded."
-    return f"stopped. Go on with: partwise train --resume --out {shlex.quote(str(folder))}"
+    return f"stopped. {_going_on(options)}"
+
+
+def _going_on(options: argparse.Namespace) -> str:
+    """How to continue."""
+    folder = shlex.quote(str(getattr(options, "folder", "")))
+    return f"Go on with: {getattr(options, 'again', None) or f'partwise train --resume --out {folder}'}"
+
+
+def _lost_others(error: Exception) -> bool:
+    """Whether an error says that another of several processes is gone."""
+    processes = sys.modules.get("partwise.simulation.processes")
+    return processes is not None and processes.has_lost_others(error)
 
 
 def _bug(error: Exception, arguments: Sequence[str]) -> str:

@@ -83,6 +83,11 @@ def _add_train(command: Command) -> None:
     sub.add_argument("--out", help="folder of the run (default: a new one under runs/)")
     sub.add_argument("--resume", action="store_true", help="go on with the run in --out")
     sub.add_argument(
+        "--processes",
+        metavar="N",
+        help="train in N processes on this machine; auto: this is one of several that a launcher has started",
+    )
+    sub.add_argument(
         "--log",
         action="append",
         default=[],

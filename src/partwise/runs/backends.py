@@ -14,6 +14,7 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
+from partwise.simulation.processes import check_alone
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -48,6 +49,7 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backe
     """The backend that the configuration names. The number of lanes is measured unless it is given."""
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
     if config.simulation.backend == "plain":
+        check_alone("simulation.backend = plain runs one client after another", "leave --processes out")
         return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
     if config.simulation.backend != "compiled":
         raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")

@@ -16,6 +16,7 @@ import numpy as np
 
 from partwise.config.settings import Config
 from partwise.runs.recorder import Recorder
+from partwise.simulation.exchange import agreed
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -70,25 +71,35 @@ def check_callbacks(callbacks: Any) -> tuple[Callback, ...]:
 
 
 class Followed:
-    """A run with its callbacks, and the reason why it ends before its last round (empty: it does not)."""
+    """A run with its callbacks, and the reason why it ends before its last round (empty: it does not). Of several
+    processes, the first decides."""
 
     def __init__(self, callbacks: Sequence[Callback], start: Start):
         self._callbacks, self.reason = callbacks, ""
+        self._may_end = agreed(bool(callbacks))
         for each in callbacks:
             each.begin(start)
 
     def show(self, records: Records) -> None:
         """Show recorded rounds to all callbacks. The first reason to stop is kept."""
-        if not records:
-            return
-        reasons = [each.rounds(records) for each in self._callbacks]
-        self.reason = self.reason or next((reason for reason in reasons if reason), "")
+        if records:
+            self._look(records)
+            self._decide()
 
     def show_again(self, recorder: Recorder) -> None:
         """Show the rounds that a resumed run has already."""
         rounds = recorder.iterate() if self._callbacks else iter(())
         for some in _in_blocks(rounds):
-            self.show(some)
+            self._look(some)
+        self._decide()
+
+    def _look(self, records: Records) -> None:
+        reasons = [each.rounds(records) for each in self._callbacks]
+        self.reason = self.reason or next((reason for reason in reasons if reason), "")
+
+    def _decide(self) -> None:
+        if self._may_end:
+            self.reason = agreed(self.reason)
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Tell all callbacks that the run has ended."""

@@ -87,6 +87,8 @@ class Folder:
     """The files of a run: config.toml, start.json, model.json, vocabularies.json, metrics.jsonl,
     checkpoints/, model.safetensors, summary.json, and best.safetensors if a best model is kept."""
 
+    writes = True  # whether this process writes them (see runs.one_writer)
+
     def __init__(self, path: str | Path):
         self.path = lock.check_place(path)
         self.metrics = self.path / "metrics.jsonl"

@@ -45,7 +45,7 @@ class BestModel:
                     self._keep(self._start.params())
 
     def _keep(self, params: dict[str, np.ndarray]) -> None:
-        if self._folder is None:
+        if self._folder is None or not self._folder.writes:
             self._params = params
             return
         self._folder.save_model(params, self._header(), self._place(self.best.round))
@@ -53,6 +53,8 @@ class BestModel:
 
     def _remove_old(self, folder: Folder) -> None:
         """Remove the models that are not the best, neither now nor at a checkpoint."""
+        if not folder.writes:
+            return
         led_to = {max((r for r in self._rounds if r <= c), default=0) for c in folder.checkpoints()}
         for number in self._rounds[:-1]:
             if number not in led_to:
@@ -69,7 +71,7 @@ class BestModel:
         folder, it is then best.safetensors."""
         if not self.best.round:
             return None
-        if self._folder is None:
+        if self._folder is None or self._params is not None:
             return self._params or {}, self._header()
         arrays, header = load_arrays(self._folder.path / self._place(self.best.round))
         if (header.get("round"), header.get("run")) != (self.best.round, self._folder.run):

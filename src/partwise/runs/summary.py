@@ -17,6 +17,7 @@ from partwise.model.spec import one_per_example
 from partwise.runs.sanity import left_out
 from partwise.runs.tally import Tally
 from partwise.runs.versions import versions
+from partwise.simulation.processes import num_processes
 from partwise.tasks import Task
 
 ENOUGH_LOOKS = 5  # fewer evaluations do not show whether the loss rises
@@ -65,7 +66,8 @@ def _bytes_per_client(config: Config, tally: Tally, clients: int) -> dict[str, f
 
 def device_words() -> str:
     """The devices of the run, in words."""
-    return f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    among = f" in {num_processes()} processes" if num_processes() > 1 else ""
+    return f"{jax.device_count()} x {jax.devices()[0].device_kind}{among}"
 
 
 def best_reachable(task: Task, prepared: Prepared, config: Config) -> dict[str, float]:

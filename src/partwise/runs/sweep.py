@@ -25,6 +25,7 @@ from partwise.runs.sweep_plan import (
 )
 from partwise.runs.sweep_result import best_config, result_of
 from partwise.runs.train import DEFAULT, OnStatus, silent
+from partwise.simulation.processes import check_alone
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError, counted
 
@@ -96,6 +97,7 @@ def sweep(
     Raises:
         UserError: A setting, the task or the data does not fit. A run that diverges is a row that says so.
     """
+    check_alone("a sweep starts processes of its own", "call sweep in a process that has not joined others")
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     first = changes.pop("seed", None)
     plan = SweepPlan(

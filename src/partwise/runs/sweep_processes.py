@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from partwise.runs.train import OnStatus, Status
+from partwise.simulation.cores import own_cores
 from partwise.types import RunWarning, UserError
 
 PROCESS_BYTES = 2 << 30  # memory that a process may need
@@ -28,13 +29,7 @@ def suited(families: int) -> int:
     if jax.default_backend() != "cpu":
         return 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(min(families, len(cores()), memory // PROCESS_BYTES), 1)
-
-
-def cores() -> list[int]:
-    """The cores that this process may use."""
-    known = hasattr(os, "sched_getaffinity")
-    return sorted(os.sched_getaffinity(0)) if known else list(range(os.cpu_count() or 1))
+    return max(min(families, len(own_cores()), memory // PROCESS_BYTES), 1)
 
 
 def train_families(
@@ -44,7 +39,7 @@ def train_families(
     first error of a family stops all others."""
     free: queue.Queue[list[int]] = queue.Queue()
     for number in range(processes):
-        free.put(cores()[number::processes] or cores())
+        free.put(own_cores()[number::processes] or own_cores())
     running: list[subprocess.Popen[str]] = []
     with ThreadPoolExecutor(processes) as pool:
         jobs = [pool.submit(_train_one, out, family, free, running, progress, told) for family in families]

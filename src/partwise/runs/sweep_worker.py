@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 from partwise.checkpoint import load_json
 from partwise.runs.document import to_plain
+from partwise.runs.parent import end_with_parent
 from partwise.runs.run_view import SWEEP
 from partwise.runs.sweep_plan import find_family, from_document
 from partwise.types import RunWarning, UserError
@@ -29,8 +28,7 @@ def main(arguments: list[str]) -> int:
         int(arguments[1]),
         [int(core) for core in arguments[2].split(",")],
     )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides when to stop
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()  # the sweep decides when to stop
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     warnings.simplefilter("always", RunWarning)
@@ -57,12 +55,6 @@ def tell(document: dict[str, Any]) -> None:
     """Print a line for the sweep."""
     sys.stdout.write(json.dumps(to_plain(document)) + "\n")
     sys.stdout.flush()
-
-
-def _end_with_parent() -> None:
-    while os.read(0, 4096):  # not by `sys.stdin`, whose lock this thread would hold when the process ends
-        pass
-    os._exit(1)
 
 
 if __name__ == "__main__":

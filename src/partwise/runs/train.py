@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.runs.keeping import best_model, tell_best
 from partwise.runs.notebook import make_progress
+from partwise.runs.one_writer import check_same, go_on, open_folder
 from partwise.runs.per_client import client_table, labelled
 from partwise.runs.personal import Personal
 from partwise.runs.recorder import Recorder
@@ -51,7 +52,9 @@ from partwise.runs.tally import Tally
 from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluator import KeptOf
+from partwise.simulation.exchange import agreed, agreeing
 from partwise.simulation.mesh import use_all_cores
+from partwise.simulation.processes import is_writer, meet
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
@@ -215,26 +218,40 @@ def train(
     began = time.perf_counter() if began is None else began
     _check_call(task, settings)
     following = check_callbacks(callbacks)
-    shown = make_progress(progress, began)
-    say = told or shown
     use_all_cores()
+    meet()
+    shown = make_progress(progress if is_writer() else "none", began)
+    say = told if told and is_writer() else shown
     changes = {**(changes or {}), **{key.replace("__", "."): value for key, value in settings.items()}}
     say("loading")
+    with contextlib.ExitStack() as holding:
+        with agreeing():
+            folder = holding.enter_context(_held(out, resume))
+            if resume and folder:
+                begun = resumed(folder, task, data, {**(recorded or {}), **changes}, preset)
+            else:
+                begun = resolve(task or DEFAULT, data, changes, preset, recorded)
+        check_same(*begun)
+        run = ended(train_steps(*begun, folder, shown, say, following, began))
+        agreed("all is written")  # before other processes look at it, or end
+        return run
+
+
+@contextlib.contextmanager
+def _held(out: str | Path | None, resume: bool) -> Iterator[Folder | None]:
+    """The folder of a run, held for this process: a free one, or one with a run to go on with."""
     if out is None:
         if resume:
             raise UserError("to resume a run, say where it is: --out DIR (in Python, out=...)")
-        begun = resolve(task or DEFAULT, data, changes, preset, recorded)
-        return ended(train_steps(*begun, None, shown, say, following, began))
-    folder = Folder(out)
+        yield None
+        return
+    folder = open_folder(out)
     if resume:
         check_resumable(folder)
     with folder.held():
-        if resume:
-            begun = resumed(folder, task, data, {**(recorded or {}), **changes}, preset)
-        else:
+        if not resume:
             folder.check_free()
-            begun = resolve(task or DEFAULT, data, changes, preset, recorded)
-        return ended(train_steps(*begun, folder, shown, say, following, began))
+        yield folder
 
 
 def _check_call(task: Any, settings: Mapping[str, Any]) -> None:
@@ -290,11 +307,10 @@ def train_steps(
         rates = read_of(RATES, task, config, find_algorithm(config.algorithm))
         start = Start(config, task, folder and folder.path, simulation.round, params)
         keeper = best_model(config, task, evaluate.algorithm.model, folder)
-        built_in = [
-            *([keeper.callback] if keeper else []),
-            *stops(config, task, evaluate.algorithm.model, began),
-        ]
-        followed = Followed([*built_in, *callbacks], start)
+        deciding = [*stops(config, task, evaluate.algorithm.model, began), *callbacks]
+        followed = Followed(
+            [*([keeper.callback] if keeper else []), *(deciding if is_writer() else [])], start
+        )
         yield from run_rounds(
             Course(simulation, evaluate, config, rounds, promised, recorder, progress, rates, followed)
         )
@@ -313,7 +329,7 @@ def train_steps(
         "side_by_side": runtime.beside,
         "seconds_compile": (compile_seconds() - compiling) / runtime.beside,
     }
-    if folder and runtime.draws:
+    if folder and folder.writes and runtime.draws:
         _draw(folder, recorder.tally, summary)
     summary["seconds_total"] = (time.perf_counter() - began) / runtime.beside
     if folder:
@@ -344,14 +360,14 @@ def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording(folder: Folder | None, task: Task, config: Config, runtime: Runtime) -> Iterator[Recorder]:
     """Start a run's folder, or continue the run that is there. If a new run fails before any client was used,
     nothing is left in the folder."""
     if folder is None:
         yield Recorder(None)
         return
-    new = not folder.exists()
+    new = agreed(not folder.exists())  # others may see it when it has begun already
     if new:
         begun = {"lanes": runtime.simulation.lanes, "device": device_words(), "data": fingerprint(task)}
         begun |= {"trials": runtime.trials} if runtime.trials > 1 else {}
@@ -378,6 +394,6 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
             RunWarning,
             stacklevel=6,
         )
-    saved = folder.go_on(simulation.snapshot())
+    saved = go_on(folder, simulation.snapshot())
     if saved:
         simulation.resume(saved.state, saved.round)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -28,6 +29,7 @@ from partwise.server.round import finish
 from partwise.server.step import ServerState, is_finite, put_rows, take_rows
 from partwise.server.total import PUBLIC, Contribution, Total, zero_total
 from partwise.simulation.mesh import AXIS, RUNS, compiler_options
+from partwise.simulation.processes import num_processes
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
@@ -215,7 +217,21 @@ def cohort_total(
         carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
         begin = plan.ends[number]
     total, (used, broken, keep) = carry
-    return Summed(jax.lax.psum(total, AXIS), used, broken, keep)
+    return Summed(_added_up(total), used, broken, keep)
+
+
+def _added_up(total: Total) -> Total:
+    """The sum over all devices. Between processes a sum costs milliseconds whatever its size, so all leaves of a
+    type are added as one array, which gives the same bits. No leaf changes its type: whole numbers stay exact."""
+    if num_processes() == 1:
+        return jax.lax.psum(total, AXIS)
+    leaves, structure = jax.tree_util.tree_flatten(total)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        at = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat, unravel = ravel_pytree([leaves[i] for i in at])
+        for i, leaf in zip(at, unravel(jax.lax.psum(flat, AXIS)), strict=True):
+            leaves[i] = leaf
+    return jax.tree_util.tree_unflatten(structure, leaves)
 
 
 def _run_lanes(algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
@@ -262,7 +278,9 @@ def _nothing_yet(plan: Plan) -> Outcome:
     )
 
 
-def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False) -> Any:
+def compile_rounds(
+    build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False, apart: bool = False
+) -> Any:
     """A jitted function `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
     It runs `num_rounds` rounds, starting with number `first`. The plan may hold more rounds. The number of
@@ -270,7 +288,8 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
     change any bit of the result.
 
     With `sweep`, rates, state, plan slots and rng have a leading axis of runs. All runs are computed side by
-    side. The mesh then has an axis of runs too, over which they are spread.
+    side. The mesh then has an axis of runs too, over which they are spread. With `apart`, each device has a shelf
+    of its own, and the shelf a leading axis of devices.
     """
 
     def rounds(rates, state, shelf, plan, rng, first, num_rounds):
@@ -298,6 +317,7 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
             squeeze(1), (plan.longest, plan.most_keys, plan.ends)
         )
         plan = Plan(slots, longest, most_keys, plan.tables, ends)
+        shelf = jax.tree_util.tree_map(squeeze(0), shelf) if apart else shelf
         over_runs: Any = (0, 0, None, Plan(0, None, None, None, None), 0, None, None)  # pyright: ignore[reportArgumentType]
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
@@ -313,7 +333,7 @@ def compile_rounds(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]],
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(own, own, everywhere, plan_spec, own, everywhere, everywhere),
+        in_specs=(own, own, P(AXIS) if apart else everywhere, plan_spec, own, everywhere, everywhere),
         out_specs=(own, outcome_spec),
         check_vma=False,
     )

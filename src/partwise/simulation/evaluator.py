@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from partwise import tree
 from partwise.algorithm import Algorithm, Build, kept_shape, whole_model
 from partwise.client.evaluate import BATCH, no_pairs
 from partwise.data.store import ClientStore
-from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs, to_host
+from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs
 from partwise.model.spec import Metric, Model, Pooled
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.selection.choose import Choice
@@ -24,7 +24,9 @@ from partwise.selection.slices import receive
 from partwise.simulation import stage
 from partwise.simulation.ahead import ahead
 from partwise.simulation.compiled import Shared, lane_client, over_lanes
-from partwise.simulation.mesh import AXIS, compiler_options, everywhere, fills_a_core, make_mesh
+from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
+from partwise.simulation.mesh import AXIS, compiler_options, fills_a_core, make_mesh
+from partwise.simulation.processes import num_processes
 from partwise.types import UserError
 
 LANES = 32
@@ -63,7 +65,7 @@ class Evaluator:
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._most = max(int(each.counts.max(initial=1)) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
-        self._staged: dict[int, tuple[Any, stage.Plan]] = {}  # the only block, if there is one
+        self._staged: dict[int, _Block] = {}  # the only block, if there is one
 
     def with_rates(self, rates: Mapping[str, float], seed: int) -> Evaluator:
         """An evaluator of the same clients for a run with other rates and another seed. It shares the program and
@@ -111,19 +113,22 @@ class Evaluator:
             kept: Called with client ids if the algorithm evaluates clients with what they keep.
         """
         values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
-        needed = jax.device_put(self.algorithm.partition.server_leaves(params), everywhere(self.mesh))
+        needed = put_everywhere(self.algorithm.partition.server_leaves(params), self.mesh)
         rng = round_rng(self.seed, EVALUATION_ROUND)
         empty = lambda: np.zeros(self.store.num_clients)
         pooled = _pooled(self.algorithm.model)
         summed = [name for name in (*self.algorithm.model.metrics, "loss") if name not in pooled]
         sums = {name: Sums(empty(), empty()) for name in summed}
-        pairs = {name: [to_host(no_pairs(metric, 0))] for name, metric in pooled.items()}
+        pairs = {
+            name: [jax.tree_util.tree_map(np.asarray, no_pairs(metric, 0))] for name, metric in pooled.items()
+        }
         firsts = range(0, self.store.num_clients, max(self._size, 1))
-        with closing(ahead(self._stage, firsts, depth=int(self.store.remote))) as staged:
-            for first, (shelf, plan) in zip(firsts, staged, strict=True):
-                plan = self._with_kept(plan, first, kept)
-                result = to_host(self._program(values, needed, shelf, plan, rng))
-                order = plan.slots.client[0]
+        depth = int(self.store.remote and num_processes() == 1)  # arrays of several processes are put in turn
+        with closing(ahead(self._stage, firsts, depth=depth)) as staged:
+            for first, block in zip(firsts, staged, strict=True):
+                plan = put_along(self._with_kept(block, first, kept), self.mesh, 1)
+                result = to_host(self._program(values, needed, block.shelf, plan, rng))
+                order = block.clients[0]
                 for name, total in sums.items():
                     for target, found in zip(total, result[name], strict=True):
                         target[self._order[first + order[order >= 0]]] = found[order >= 0]
@@ -148,23 +153,23 @@ class Evaluator:
         each = sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
         return min(CLIENTS_PER_CALL, max(KEPT_BYTES // max(each, 1), 1))
 
-    def _with_kept(self, plan: stage.Plan, first: int, kept: KeptOf | None) -> stage.Plan:
+    def _with_kept(self, block: _Block, first: int, kept: KeptOf | None) -> stage.Plan:
         """The plan of a block with what its clients keep, if they are evaluated with it."""
         if not self.algorithm.judged_with:
-            return plan
+            return block.plan
         if kept is None:
             raise UserError(
                 "these clients are judged with what they keep from round to round: say what that is, as in "
                 "evaluate(simulation.state.params, kept=simulation.kept_of)"
             )
         found = kept(self.store.client_ids[self._order[first : first + self._size]])
-        slots = plan.slots
+        own = own_devices(self.mesh)
         nobody = lambda array: np.zeros((1, *array.shape[1:]), array.dtype)  # for client -1
         taken = {
-            path: np.concatenate([found[path], nobody(found[path])])[slots.client]
+            path: np.concatenate([found[path], nobody(found[path])])[block.clients[:, own]]
             for path in self.algorithm.judged_with
         }
-        return plan._replace(slots=slots._replace(kept=taken))
+        return block.plan._replace(slots=block.plan.slots._replace(kept=taken))
 
     def _model_bytes(self) -> int:
         """An estimate of the memory that a client works on: all leaves except tables of which it reads single
@@ -176,20 +181,24 @@ class Evaluator:
         shapes = (leaf for path, leaf in partition.shapes.items() if path not in looked_up)
         return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
 
-    def _stage(self, first: int) -> tuple[Any, stage.Plan]:
-        """A block of clients, in arrays of the same shape for every block."""
+    def _stage(self, first: int) -> _Block:
+        """A block of clients, in arrays of the same shape for every block. A process reads those of its devices."""
         if self._staged and self.store.num_clients <= self._size:
             return self._staged[first]
         size, num_rows = self._size, self._num_rows
         positions = self._order[first : first + size]
+        counts = self.store.counts[positions]
         partition = self.algorithm.partition
-        population = stage.populate(self.store.gather(positions), partition, self._choose)
-        cohort = np.full((1, size), -1)
-        cohort[0, : len(positions)] = np.arange(len(positions))
         lanes = 1 if fills_a_core(self._model_bytes()) else min(LANES, -(-size // self.mesh.size))
         if _pooled(self.algorithm.model):  # every lane needs room for the largest client's pairs
             lanes = min(lanes, max(2 * num_rows // self._most, 1))
-        plan = stage.plan(population, cohort, self.mesh.size, lanes)
+        clients = stage.lay_out(
+            counts, stage.beside([np.arange(len(counts))], 1, size), self.mesh.size, lanes
+        )
+        own = clients[:, own_devices(self.mesh)]
+        places = np.sort(own[own >= 0])
+        population = stage.populate(self.store.gather(positions[places]), partition, self._choose)
+        plan = stage.plan(population, np.where(own >= 0, np.searchsorted(places, own), -1))
         plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
         values = stage.values_per_example(self.store, partition)
         room = {
@@ -199,9 +208,18 @@ class Evaluator:
             for space in values
         }
         shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
+        put = put_own if num_processes() > 1 else put_everywhere
         self._staged.clear()
-        self._staged[first] = (jax.device_put(shelf, everywhere(self.mesh)), plan)
+        self._staged[first] = _Block(put(shelf, self.mesh), plan, clients)
         return self._staged[first]
+
+
+class _Block(NamedTuple):
+    """Some clients of a store, in arrays."""
+
+    shelf: Any
+    plan: stage.Plan  # of this process's devices
+    clients: np.ndarray  # [1, devices, chunks, lanes]: of all devices, as positions in the block
 
 
 def _largest_block(store: ClientStore, size: int) -> int:
@@ -227,7 +245,9 @@ def _compile(
     build: Build, mesh: Any, capacities: Mapping[str, int], choose: Mapping[str, Choice], most: int
 ) -> Any:
     """Compile the evaluation of a block. `most` is the size of the largest client. Pairs of pooled metrics
-    are stored at the positions of their client's rows."""
+    are stored at the positions of their client's rows. If there are several processes, each device has a shelf of
+    its own, and the shelf a leading axis of devices."""
+    apart = num_processes() > 1
 
     def on_device(
         rates: Mapping, params: Mapping, shelf: stage.Shelf, plan: stage.Plan, rng: jax.Array
@@ -235,6 +255,7 @@ def _compile(
         algorithm = build(rates)
         received = receive(algorithm.partition, params)
         plan = jax.tree_util.tree_map(lambda x: x[0, 0], plan)
+        shelf = jax.tree_util.tree_map(lambda x: x[0], shelf) if apart else shelf
 
         num_rows = next(iter({**shelf.columns, **shelf.positions}.values())).shape[0]
         nothing = {name: no_pairs(metric, num_rows) for name, metric in _pooled(algorithm.model).items()}
@@ -253,9 +274,8 @@ def _compile(
         pairs, sums = jax.lax.scan(chunk, nothing, plan)
         return jax.tree_util.tree_map(lambda x: x[None], {**sums, **pairs})
 
-    mapped = jax.shard_map(
-        on_device, mesh=mesh, in_specs=(P(), P(), P(), P(None, AXIS), P()), out_specs=P(AXIS), check_vma=False
-    )
+    specs = (P(), P(), P(AXIS) if apart else P(), P(None, AXIS), P())
+    mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P(AXIS), check_vma=False)
     return jax.jit(mapped, compiler_options=compiler_options())
 
 

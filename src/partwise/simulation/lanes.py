@@ -19,8 +19,10 @@ from pathlib import Path
 import jax
 
 from partwise.checkpoint import load_json, save_json
+from partwise.simulation.exchange import agreed
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import fills_a_core
+from partwise.simulation.processes import is_writer
 from partwise.types import UserError
 
 CPU_LANES = (8, 32, 2)  # the first is the default
@@ -35,16 +37,17 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
     """`make(lanes)` with the fastest number of lanes. `name` must describe everything that the speed may
     depend on.
 
-    Memory grows with lanes. Numbers of lanes for which there is not enough memory are skipped.
+    Memory grows with lanes. Numbers of lanes for which there is not enough memory are skipped. Of several
+    processes, the first decides for all: with other lanes they would wait for each other forever.
     """
-    remembered = _remembered(name)
+    remembered = agreed(_remembered(name))
     if remembered:
         return make(remembered)
     best = make(CPU_LANES[0])
     lane_bytes = best.lane_bytes()
     on_cpu = LARGE_CPU_LANES if fills_a_core(lane_bytes) else CPU_LANES
     candidates = on_cpu if jax.default_backend() == "cpu" else ACCELERATOR_LANES
-    most = _memory() // (4 * lane_bytes)
+    most = agreed(_memory() // (4 * lane_bytes))
     candidates = [lanes for lanes in candidates if lanes <= most] or [1]
     began, others = time.perf_counter(), _others()
     best, seconds = _timed(best if best.lanes == candidates[0] else make(candidates[0]))
@@ -54,7 +57,7 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
         other, other_seconds = _timed(make(lanes))
         if other_seconds < seconds:
             best, seconds = other, other_seconds
-    if abs(_others() - others) <= QUIET * (time.perf_counter() - began):
+    if is_writer() and abs(_others() - others) <= QUIET * (time.perf_counter() - began):
         _remember(name, best.lanes)
     return best
 
@@ -82,8 +85,10 @@ def _memory() -> int:
 def _timed(simulation: Simulation) -> tuple[Simulation, float]:
     """The simulation and the seconds of a round: the best of three if it is short. The simulation's state
     does not change."""
-    first = simulation.rehearse()
-    return simulation, first if first > LONG_ROUND else min(simulation.rehearse() for _ in range(3))
+    first = agreed(simulation.rehearse())
+    if first > LONG_ROUND:
+        return simulation, first
+    return simulation, agreed(min(simulation.rehearse() for _ in range(3)))
 
 
 def _file(name: str) -> Path:

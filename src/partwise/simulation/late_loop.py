@@ -17,6 +17,7 @@ from partwise.simulation.fleet.counting import Buffer
 from partwise.simulation.late import Ring, compile_late, new_ring, ring_bytes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import everywhere
+from partwise.simulation.processes import num_processes
 from partwise.types import UserError
 
 RING_BYTES = 1 << 33  # the most memory that older versions may take on a device
@@ -58,6 +59,10 @@ class ScheduledSimulation(Simulation):
             raise UserError(
                 "a fleet is trained without promises of privacy, as stale updates would need others: leave out "
                 "privacy.clip, or --rounds"
+            )
+        if num_processes() > 1:
+            raise UserError(
+                "a fleet is trained in one process: start it without --processes, and without others"
             )
         if self._depth > 1:
             factors = ((1.0 + np.arange(self._depth)) ** -staleness).astype(np.float32)

@@ -18,7 +18,6 @@ import numpy as np
 from partwise.algorithm import Algorithm, Build, init_server
 from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
-from partwise.metrics import to_host
 from partwise.model.partition import DEFAULT, Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way, sizes_of
@@ -30,10 +29,11 @@ from partwise.simulation.ahead import ahead
 from partwise.simulation.backend import calls_of
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
+from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
 from partwise.simulation.kept import Kept
-from partwise.simulation.mesh import everywhere, make_mesh
+from partwise.simulation.mesh import make_mesh
 from partwise.simulation.seen import seen
-from partwise.simulation.staging import Stager
+from partwise.simulation.staging import Brought, Staged, Stager
 from partwise.tree import num_bytes
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
@@ -42,15 +42,20 @@ AHEAD_CALLS, AHEAD_BYTES = 4, 1 << 29  # limits for calls that are staged ahead,
 LANES = 8
 
 
+class _Drawn(NamedTuple):
+    """The cohorts of a call, read."""
+
+    first: int
+    cohorts: list[Cohort]
+    brought: Brought
+
+
 class _Call(NamedTuple):
     """One compiled call with its arrays, ready to run."""
 
     first: int
     cohorts: list[Cohort]
-    population: stage.Population
-    shelf: Any
-    plan: stage.Plan
-    missed: np.ndarray
+    staged: Staged
     served: list[dict[str, Served]]
 
 
@@ -85,7 +90,7 @@ class Simulation:
         self._rooms = self._stager.rooms
         self.rounds_per_call = 1 if self.algorithm.keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
-        self._rounds = compile_rounds(build, self.mesh, self._rooms)
+        self._rounds = compile_rounds(build, self.mesh, self._rooms, apart=self._stager.apart)
         self.restart(seed)
 
     # Where the data lives
@@ -163,7 +168,9 @@ class Simulation:
         self.kept = self._new_kept()
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
-        self._stage(0, self.rounds_per_call)  # makes room for a whole call, so that its program is compiled
+        self._settled(
+            self._stage(0, self.rounds_per_call)
+        )  # makes room for a whole call: its program is compiled
         try:
             return self._execute(self._stage(0, 1), 1, time.perf_counter())[0].seconds
         finally:
@@ -171,37 +178,41 @@ class Simulation:
 
     def _place(self) -> None:
         """Put the state on the devices as calls expect it."""
-        self.state = jax.device_put(self.state, everywhere(self.mesh))
+        self.state = put_everywhere(self.state, self.mesh)
 
-    def _stage(self, first: int, end: int) -> _Call:
+    def _stage(self, first: int, end: int) -> _Call | _Drawn:
+        """The call of these rounds, as far as this process can make it without the others."""
         cohorts, versions = self._cohorts(first, end)
         clients = [cohort.clients for cohort in cohorts]
-        staged = self._stager.stage(
-            clients, self.rounds_per_call, self.lanes, self.seed, first, self._cut_tables, versions
-        )
-        population, shelf, plan, wanted, rows = staged
-        served = stage.account(self._sizes, self.algorithm.choose, population, wanted, rows, len(cohorts))
-        return _Call(first, cohorts, population, shelf, plan, wanted.missed, served)
+        brought = self._stager.bring(clients, self.rounds_per_call, self.lanes, self.seed, first, versions)
+        drawn = _Drawn(first, cohorts, brought)
+        return drawn if self._stager.apart else self._settled(drawn)
 
     def _cohorts(self, first: int, end: int) -> tuple[list[Cohort], list[np.ndarray] | None]:
         """The cohorts of these rounds, and the versions that their clients begin with; None: the current one."""
         return [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)], None
 
-    def _execute(self, call: _Call, end: int, began: float) -> list[Record]:
+    def _settled(self, drawn: _Call | _Drawn) -> _Call:
+        if isinstance(drawn, _Call):
+            return drawn
+        staged = self._stager.settle(drawn.brought, self._cut_tables)
+        choose, num_rounds = self.algorithm.choose, len(drawn.cohorts)
+        served = stage.account(self._sizes, choose, staged.population, staged.wanted, staged.rows, num_rounds)
+        return _Call(drawn.first, drawn.cohorts, staged, served)
+
+    def _execute(self, drawn: _Call | _Drawn, end: int, began: float) -> list[Record]:
         """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts."""
-        compiling = compile_seconds()
+        call, compiling = self._settled(drawn), compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
-        plan, client = call.plan, self._clients(call)
+        plan, clients = self._placed_plan(call.staged), call.staged.clients
+        shelf = call.staged.shelf
+        self.state, outcome = self._rounds(self.rates, self.state, shelf, plan, rng, first, num_rounds)
+        outcome, compiled = to_host((outcome, put_own(np.float32(compile_seconds() - compiling), self.mesh)))
         if self.kept:
-            plan = plan._replace(
-                slots=plan.slots._replace(kept=self.kept.take(client, self._stager.rows_kept()))
-            )
-        self.state, outcome = self._rounds(self.rates, self.state, call.shelf, plan, rng, first, num_rounds)
-        outcome = to_host(outcome)
-        if self.kept:
-            self.kept.put(np.where(outcome.used, client, -1), outcome.keep)
-        seconds = time.perf_counter() - began - (compile_seconds() - compiling)
-        seconds = max(seconds, 0) / len(call.cohorts)
+            self.kept.put(np.where(outcome.used, clients, -1), outcome.keep)
+        # The slowest to compile lets the others wait.
+        seconds = time.perf_counter() - began - compiled.max()
+        seconds = float(max(seconds, 0)) / len(call.cohorts)
         self.round = end
         records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
         for i, record in enumerate(records):
@@ -210,23 +221,24 @@ class Simulation:
                 raise diverged(record, self.store.client_ids[cohort].tolist())
         return records
 
-    def _clients(self, call: _Call) -> np.ndarray:
-        """The slots' clients as positions in the store; -1 means no client."""
-        client = call.plan.slots.client
-        if self.resident or not self.kept:
-            return client
-        return np.append(call.cohorts[0].clients, -1)[client]
+    def _placed_plan(self, staged: Staged) -> stage.Plan:
+        """The plan of this process's devices, with what their clients keep, on the devices."""
+        plan = staged.plan
+        if self.kept:
+            own = staged.clients[:, own_devices(self.mesh)]
+            kept = self.kept.take(own, self._stager.rows_kept())
+            plan = plan._replace(slots=plan.slots._replace(kept=kept))
+        return put_along(plan._replace(tables={}), self.mesh, 1)._replace(tables=plan.tables)
 
     def _record(self, call: _Call, i: int, outcome: Outcome, seconds: float) -> Record:
-        here = lambda tree: jax.tree_util.tree_map(lambda a: a[i], tree)
         record = seen(
             call.first + i + 1,
             seconds,
             call.cohorts[i],
-            here(call.plan.slots),
-            here(outcome),
-            call.population.store.client_ids,
-            missed=int(call.missed[i]),
+            call.staged.clients[i],
+            jax.tree_util.tree_map(lambda a: a[i], outcome),
+            self.store,
+            missed=int(call.staged.wanted.missed[i]),
             **costs(self._sizes, call.served[i], self.serving),
         )
         return told_of(record, self.algorithm.aggregator.private)

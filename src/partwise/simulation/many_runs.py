@@ -30,6 +30,7 @@ from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.mesh import AXIS, RUNS, everywhere, make_runs_mesh
+from partwise.simulation.processes import check_alone
 from partwise.simulation.seen import seen
 from partwise.types import UserError
 
@@ -72,6 +73,7 @@ class Sweep:
         rounds_per_call: int = 25,
         serving: str = "on_demand",
     ):
+        check_alone("runs side by side are", "train them one by one, or sweep in one process")
         if len(rates) != len(seeds) or not rates:
             raise UserError(
                 f"a sweep needs one seed for every set of rates, not {len(rates)} and {len(seeds)}"
@@ -136,7 +138,7 @@ class Sweep:
         records = [
             [
                 self._record(
-                    first + i, share, drawn[seed], i, here(plan.slots, run, i), here(outcome, run, i)
+                    first + i, share, drawn[seed], i, plan.slots.client[run, i], here(outcome, run, i)
                 )
                 for i in range(count)
             ]
@@ -152,16 +154,16 @@ class Sweep:
         return diverged(record, self._population.store.client_ids[clients].tolist())
 
     def _record(
-        self, number: int, seconds: float, drawn: _Drawn, i: int, slots: stage.Slots, outcome: Outcome
+        self, number: int, seconds: float, drawn: _Drawn, i: int, clients: np.ndarray, outcome: Outcome
     ) -> Record:
         told = costs(self._sizes, drawn.served[i], self.serving)
         record = seen(
             number + 1,
             seconds,
             drawn.cohorts[i],
-            slots,
+            clients,
             outcome,
-            self._population.store.client_ids,
+            self._population.store,
             missed=int(drawn.missed[i]),
             **told,
         )
@@ -177,7 +179,8 @@ class Sweep:
         drawn = {}
         for seed, each in cohorts.items():
             beside = stage.beside([cohort.clients for cohort in each], self.rounds_per_call, room)
-            plan = stage.plan(self._population, beside, self._devices, self.lanes)
+            counts = self._population.store.counts
+            plan = stage.plan(self._population, stage.lay_out(counts, beside, self._devices, self.lanes))
             asked[seed] = stage.ask(self._population, self.partition, choose, plan, seed, self.round)
             served = stage.account(self._sizes, choose, self._population, asked[seed], {}, count)
             drawn[seed] = _Drawn(each, asked[seed].missed, served)

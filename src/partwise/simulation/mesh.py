@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partwise.randomness import AXIS
+from partwise.simulation.cores import own_cores
 from partwise.types import UserError
 
 LARGE_BYTES = 1 << 20
@@ -26,7 +27,7 @@ RUNS = "runs"  # the axis of runs that are side by side
 def use_all_cores() -> None:
     """Ask JAX for one CPU device per core, unless the user has set their number. If JAX has already started
     with one device, warn that only one core is used."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]

@@ -180,8 +180,7 @@ class Site:
 
     def _places(self, asked: SiteAsked) -> np.ndarray:
         """The slots' clients as positions in the store [devices, chunks, lanes]; -1 means no client."""
-        client = asked.staged.plan.slots.client[0]
-        return client if self._stager.population is not None else np.append(asked.places, -1)[client]
+        return asked.staged.clients[0]
 
     def _keys_at(self, asked: SiteAsked, space: str, at: tuple) -> np.ndarray:
         """The keys of the client in one slot."""

@@ -181,34 +181,33 @@ def beside(cohorts: Sequence[np.ndarray], num_rounds: int, room: int) -> np.ndar
     return rows
 
 
-def plan(
-    population: Population, cohorts: np.ndarray, devices: int, lanes: int, versions: np.ndarray | None = None
-) -> Plan:
-    """Arrange cohorts [rounds, clients] (positions in the population, -1 for no client), and the versions of the
-    model that they begin with, if not with the current one. `ask` adds the keys.
+def lay_out(
+    counts: np.ndarray, cohorts: np.ndarray, devices: int, lanes: int, values: np.ndarray | None = None
+) -> np.ndarray:
+    """Arrange cohorts [rounds, clients] (positions in `counts`, -1 for no client) in slots
+    [rounds, devices, chunks, lanes]. With `values` of the clients, these are arranged in their place.
 
     Clients are sorted by size, so that clients that run side by side finish together. They are given to the
     devices in turns.
     """
     rounds, size = cohorts.shape
     chunks = max(-(-size // (devices * lanes)), 1)
-    held = np.append(population.store.counts, -1)[cohorts]
+    slots = np.full((rounds, chunks * devices * lanes), -1)
+    held = np.append(counts, -1)[cohorts]
     order = np.argsort(-held, axis=1, kind="stable")
+    slots[:, :size] = np.take_along_axis(cohorts if values is None else values, order, 1)
+    slots = slots.reshape(rounds, chunks, devices, lanes)
+    slots[:, 1::2] = slots[:, 1::2, ::-1]  # reverse every other turn: no device always has the larger clients
+    return slots.transpose(0, 2, 1, 3)
 
-    def arranged(values: np.ndarray, nobody: int) -> np.ndarray:
-        slots = np.full((rounds, chunks * devices * lanes), nobody)
-        slots[:, :size] = np.take_along_axis(values, order, 1)
-        slots = slots.reshape(rounds, chunks, devices, lanes)
-        slots[:, 1::2] = slots[
-            :, 1::2, ::-1
-        ]  # reverse every other turn: no device always has the larger clients
-        return slots.transpose(0, 2, 1, 3)
 
-    client = arranged(cohorts, -1)
+def plan(population: Population, client: np.ndarray, version: np.ndarray | None = None) -> Plan:
+    """The plan of clients (positions in the population, -1 for no client) in slots, and of the versions of the
+    model that they begin with, if not with the current one. `ask` adds the keys."""
     count = _at(population.store.counts, client, np.int32)
     number = words(_at(population.numbers, client, np.uint64))
     start = _at(population.store.starts, client, np.int32)
-    version = None if versions is None else np.maximum(arranged(versions, 0), 0).astype(np.int32)
+    version = None if version is None else np.maximum(version, 0).astype(np.int32)
     slots = Slots(client.astype(np.int32), number, start, count, {}, {}, {}, version=version)
     return Plan(slots, count.max(axis=-1), {}, {})
 
@@ -294,6 +293,20 @@ def cut(
         starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
     plan = asked.plan._replace(slots=asked.plan.slots._replace(key_start=starts))
     return asked._replace(plan=plan, keys=rows), tables
+
+
+def in_tables(
+    asked: Requests, tables: Mapping[str, list[np.ndarray]], others: Mapping[str, list[np.ndarray]]
+) -> Requests:
+    """Requests that are cut to `tables`, as requests for `others`, which have all their rows and more."""
+    rows = dict(asked.keys)
+    for space, of_round in tables.items():
+        moved = [np.searchsorted(large, table) for table, large in zip(of_round, others[space], strict=True)]
+        ends = np.cumsum(asked.plan.slots.key_count[space].sum(axis=(1, 2, 3)))
+        parts = np.split(rows[space], ends[:-1])
+        found = [at[part] for at, part in zip(moved, parts, strict=True)]
+        rows[space] = np.concatenate(found).astype(np.int32)
+    return asked._replace(keys=rows)
 
 
 def account(
