@@ -22,7 +22,7 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROO
 PAGES_OF_CODE = (
     "adding clients comparing data deployment devices diverges events export exporting following heat"
 )
-PAGES_OF_CODE += " keras looking nnx recommending reopening seeds sweeping torch"
+PAGES_OF_CODE += " keras looking nnx recommending remote reopening seeds sweeping torch"
 NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
 
 
@@ -133,6 +133,11 @@ def test_the_code_of_the_page_on_data_runs(tmp_path):
     assert float(re.findall(r"loss on unseen clients: (\S+)", printed)[0]) < 0.1
     assert float(re.findall(r"next words of unseen clients: (\S+)", printed)[0]) > 0.5
     assert printed.endswith("after the beginning comes: i\n")
+
+
+def test_the_code_of_the_page_on_object_stores_runs(tmp_path):
+    printed = run(blocks("docs/remote.md"), tmp_path).splitlines()
+    assert printed == ["True", "ClientStore(3 clients, 24 examples: item int32, rating float64)"]
 
 
 def test_the_code_of_the_page_on_devices_runs(tmp_path):

@@ -104,6 +104,10 @@ def test_a_store_in_a_bucket_is_the_store_on_disk(population, far, tmp_path):
     assert count_heat(remote, "item").counts.tolist() == count_heat(near, "item").counts.tolist()
     with pytest.raises(UserError, match=r"gather\(\) them"):
         np.asarray(remote.columns["item"])
+    for rows in ([1, 2], slice(0, 9, 2)):
+        with pytest.raises(UserError, match="only consecutive rows are read"):
+            remote.columns["item"][rows]
+    np.testing.assert_array_equal(remote.columns["place"][5:9], near.columns["place"][5:9])
     with pytest.raises(UserError, match="already has a store"):
         population.save(url)
 
@@ -273,7 +277,7 @@ def test_addresses_that_lead_nowhere(s3):
 def test_rows_that_do_not_fit_into_memory_are_not_fetched(far, between, monkeypatch):
     remote, _ = far("large")
     monkeypatch.setattr("os.sysconf", lambda name: 8)
-    with pytest.raises(UserError, match=r"rows would take .* of memory.*'as is'"):
+    with pytest.raises(UserError, match=r"rows would take .* of memory.*order=as is"):
         remote.reorder(seed=1)
     assert between.asked == []
 

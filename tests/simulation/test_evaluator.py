@@ -89,6 +89,9 @@ def test_clients_in_several_calls_are_the_same(build, store, params, one_by_one,
     for _ in range(2):
         found = evaluator.sums(params)
         np.testing.assert_allclose(found["rmse"].value, one_by_one["rmse"][0], rtol=1e-5, atol=1e-6)
+    mixed = [6, 1, 4, 0, 7, 3, 5, 2]
+    found = evaluator.of(store.take(mixed)).sums(params)
+    np.testing.assert_allclose(found["rmse"].value, one_by_one["rmse"][0][mixed], rtol=1e-5, atol=1e-6)
 
 
 def test_the_summary_is_pooled_over_examples_and_spread_over_clients(evaluator, params, one_by_one):

@@ -83,7 +83,7 @@ def _run(given: Sequence[str], places: Sequence[Share]) -> Ended:
     try:
         for index, share in enumerate(places):
             joining = {"PARTWISE_COORDINATOR": address, "PARTWISE_PROCESSES": str(len(places))}
-            joining |= {"PARTWISE_PROCESS": str(index)} | share.environment
+            joining |= {"PARTWISE_PROCESS": str(index), **share.environment}
             workers.append(_start(given, index, joining, share.cores))
         return _watched(workers)
     finally:

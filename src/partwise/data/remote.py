@@ -123,9 +123,11 @@ class RemoteColumn:
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         """Consecutive rows, read now."""
-        first, last, step = rows.indices(len(self))
-        if step != 1:
-            raise UserError("rows of a remote column are read in their order: gather() clients first")
+        if not isinstance(rows, slice) or rows.step not in (None, 1):
+            raise UserError(
+                f"of {self.file.place.shown} only consecutive rows are read: gather() clients first"
+            )
+        first, last, _ = rows.indices(len(self))
         return read_columns({"": self}, np.array([first]), np.array([max(last - first, 0)]))[""]
 
 
@@ -136,7 +138,9 @@ def read_columns(
     requests are made together."""
     num_rows = int(counts.sum())
     size = num_rows * sum(column.row_bytes for column in columns.values())
-    check_memory(size, f"{num_rows:,} rows", "use an order of examples that reads no whole store ('as is')")
+    check_memory(
+        size, f"{num_rows:,} rows", "read fewer clients (--set 'data.order=as is' reads those of a round)"
+    )
     results = {name: np.empty((num_rows, *c.shape[1:]), c.dtype) for name, c in columns.items()}
     jobs = [
         (name, span)

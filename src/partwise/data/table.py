@@ -135,7 +135,9 @@ def _dialect(file: File, delimiter: str | None, encoding: str) -> Dialect | None
 
 def _names(file: File, dialect: Dialect | None) -> list[str]:
     with reading(file, f"is it a whole {_kind(file)} file?"):
-        return _distinct(_schema(file).names) if dialect is None else read_header(file, dialect)
+        if dialect is None or isinstance(file, Place):
+            return _distinct(_schema(file).names)
+        return read_header(file, dialect)
 
 
 def _schema(file: File) -> pa.Schema:
@@ -178,9 +180,9 @@ def _checked(
                 yield {client: owner, **cleaned} if client else cleaned
                 first_row += batch.num_rows
     except UserError as error:
-        text = dialect is not None and isinstance(file, Path)
-        found = find_bad_cell(file, dialect, names, plan.ids) if text else None
-        raise found or error from error.__cause__
+        if dialect is None or isinstance(file, Place):
+            raise
+        raise find_bad_cell(file, dialect, names, plan.ids) or error from error.__cause__
 
 
 def _reader(

@@ -87,7 +87,7 @@ class Simulation:
         self.resident = fits(store)
         room = recruiting.room(store.num_clients)
         self._stager = Stager(self.algorithm, store, self.mesh, self.resident, room)
-        self._rooms = self._stager.rooms
+        self._rooms, self._has_room = self._stager.rooms, False
         self.rounds_per_call = 1 if self.algorithm.keeps else self._affordable(rounds_per_call)
         self._cut_tables = not self._whole_tables()
         self._rounds = compile_rounds(build, self.mesh, self._rooms, apart=self._stager.apart)
@@ -168,9 +168,9 @@ class Simulation:
         self.kept = self._new_kept()
         self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
-        self._settled(
-            self._stage(0, self.rounds_per_call)
-        )  # makes room for a whole call: its program is compiled
+        if not self._has_room:  # for a whole call, so that its program is compiled
+            self._settled(self._stage(0, self.rounds_per_call))
+            self._has_room = True
         try:
             return self._execute(self._stage(0, 1), 1, time.perf_counter())[0].seconds
         finally:
