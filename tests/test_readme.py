@@ -20,7 +20,7 @@ from partwise.types import UserError
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
 PAGES_OF_CODE = (
-    "adding clients comparing data deployment devices diverges events export exporting following heat"
+    "adding clients comparing data deployment devices diverges events export exporting fleet following heat"
 )
 PAGES_OF_CODE += " keras looking nnx recommending remote reopening seeds sweeping torch"
 NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
@@ -169,6 +169,12 @@ def test_the_code_of_the_page_on_export_runs(tmp_path):
     printed = run(blocks("docs/export.md"), tmp_path)
     assert printed.startswith("{'item': {'shape': [], 'type': 'int32', 'column': 'item', 'ids': True}}")
     assert printed.endswith("as Personal predicts: True\n")
+
+
+def test_the_code_of_the_page_on_fleets_runs(tmp_path):
+    told, first = run(blocks("docs/fleet.md"), tmp_path).splitlines()
+    assert re.fullmatch(r"\d+ versions a day, reports are \d\.\d versions old, at most \d+", told)
+    assert first.count(".") == 3
 
 
 def test_the_code_of_the_page_on_events_runs(tmp_path):
