@@ -6,7 +6,7 @@ import numpy as np
 
 from partwise.data import ClientStore, open_store
 from partwise.reports.remote_seconds import cases
-from partwise.reports.slow_store import Served, serve_slowly
+from partwise.reports.slow_store import Answered, serve_slowly
 
 
 def test_a_folder_is_served_by_range(tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_a_folder_is_served_by_range(tmp_path, monkeypatch):
             far.gather([7, 2900]).columns["x"], store.gather([7, 2900]).columns["x"]
         )
         asked = server.served()
-    assert Served(*np.subtract(asked, before)) == Served(3, 2 * 100 * 4)  # two ranges, and the mark
+    assert Answered(*np.subtract(asked, before)) == Answered(3, 2 * 100 * 4)  # two ranges, and the mark
 
 
 def test_every_task_is_measured_at_every_place():

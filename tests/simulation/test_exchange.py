@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from partwise.simulation import exchange, processes
-from partwise.simulation.apart import Known, joined
+from partwise.simulation.apart import CallClients, joined
 from partwise.simulation.mesh import make_mesh
 from partwise.types import UserError
 
@@ -15,7 +15,7 @@ CHECKS = """
 import jax, numpy as np, sys
 from partwise.simulation.processes import check_alone, is_writer, join_processes, num_processes
 from partwise.simulation.exchange import *
-from partwise.simulation.apart import Known, of_all_processes
+from partwise.simulation.apart import CallClients, of_all_processes
 from partwise.simulation.mesh import make_mesh
 from partwise.simulation.compiled import _added_up
 from partwise.types import UserError
@@ -71,7 +71,7 @@ np.testing.assert_allclose(total["table"], 0.4, rtol=1e-6)
 
 # What each knows of its own clients
 one = lambda value: np.array([[[[value]]]])
-known = Known(one(me), {"item": one(1 + me)}, np.array([me]), {"item": [np.array([5, 5 + me])]}, {"a": me})
+known = CallClients(one(me), {"item": one(1 + me)}, np.array([me]), {"item": [np.array([5, 5 + me])]}, {"a": me})
 found = of_all_processes(known)
 assert found.clients.ravel().tolist() == [0, 1] and found.key_count["item"].ravel().tolist() == [1, 2]
 assert found.missed.tolist() == [1] and found.rows["item"][0].tolist() == [5, 6] and found.sizes == {"a": 1}
@@ -96,7 +96,7 @@ def test_one_process_sends_nothing(monkeypatch):
 
 
 def test_what_parts_know_is_joined_by_devices():
-    part = lambda client, keys: Known(
+    part = lambda client, keys: CallClients(
         np.array([[[[client]]], [[[-1]]]]),
         {"item": np.array([[[[len(keys)]]], [[[0]]]])},
         np.array([1, 0]),

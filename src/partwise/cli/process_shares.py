@@ -34,14 +34,14 @@ def number_to_start(text: str | None, environment: Mapping[str, str]) -> int:
     return 0 if int(text) == 1 or "PARTWISE_PROCESSES" in environment else int(text)
 
 
-class Share(NamedTuple):
+class MachineShare(NamedTuple):
     """What one process has of the machine."""
 
     cores: Sequence[int]
     environment: Mapping[str, str]
 
 
-def shares(number: int) -> list[Share]:
+def shares(number: int) -> list[MachineShare]:
     """So many equal shares. What does not divide is left over, because sums need as many devices everywhere."""
     cores, gpus = own_cores(), _gpus(os.environ)
     if gpus and len(gpus) < number:
@@ -52,7 +52,7 @@ def shares(number: int) -> list[Share]:
     return [_share(cores, gpus, number, index) for index in range(number)]
 
 
-def _share(cores: Sequence[int], gpus: Sequence[str], number: int, index: int) -> Share:
+def _share(cores: Sequence[int], gpus: Sequence[str], number: int, index: int) -> MachineShare:
     each = max(len(cores) // number, 1)
     first = index * each % len(cores)
     said = "JAX_NUM_CPU_DEVICES" in os.environ or FORCED in os.environ.get("XLA_FLAGS", "")
@@ -60,7 +60,7 @@ def _share(cores: Sequence[int], gpus: Sequence[str], number: int, index: int) -
     if gpus:
         mine = len(gpus) // number
         found[VISIBLE] = ",".join(gpus[index * mine : (index + 1) * mine])
-    return Share(cores[first : first + each], found)
+    return MachineShare(cores[first : first + each], found)
 
 
 def _gpus(environment: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from partwise.cli.process_shares import LOST, Share, shares
+from partwise.cli.process_shares import LOST, MachineShare, shares
 from partwise.cli.show import err, say
 from partwise.types import UserError
 
@@ -76,7 +76,7 @@ def rounds_saved(folder: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def _run(given: Sequence[str], places: Sequence[Share]) -> Ended:
+def _run(given: Sequence[str], places: Sequence[MachineShare]) -> Ended:
     """Run a command in a process for every share of the machine, and return how it ended."""
     address = f"127.0.0.1:{_free_port()}"
     workers: list[Worker] = []

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 BUCKET = "bench"
 
 
-class Served(NamedTuple):
+class Answered(NamedTuple):
     """What a server has answered so far."""
 
     requests: int
@@ -36,9 +36,9 @@ class SlowStore:
         """The address of the folder."""
         return f"s3://{BUCKET}/store?region=us-east-1&scheme=http&endpoint_override=127.0.0.1:{self._port}"
 
-    def served(self) -> Served:
+    def served(self) -> Answered:
         """What it has answered so far."""
-        return Served(*self._counts)
+        return Answered(*self._counts)
 
 
 @contextmanager

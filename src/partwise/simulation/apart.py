@@ -17,7 +17,7 @@ from partwise.data.ragged import offsets
 from partwise.simulation.exchange import told
 
 
-class Known(NamedTuple):
+class CallClients(NamedTuple):
     """What is known of the clients of a call, of this process's devices or of all."""
 
     clients: np.ndarray  # [rounds, devices, chunks, lanes] positions in the store, -1 for no client
@@ -27,17 +27,17 @@ class Known(NamedTuple):
     sizes: Mapping[str, int]  # name of an array -> how long it must be at least
 
 
-def of_all_processes(mine: Known) -> Known:
+def of_all_processes(mine: CallClients) -> CallClients:
     """What is known of the clients of all processes, from what each knows of its own. It is collective."""
     return joined([_read(each) for each in told(_written(mine))])
 
 
-def joined(parts: list[Known]) -> Known:
+def joined(parts: list[CallClients]) -> CallClients:
     """Parts with clients on different devices, as one."""
     first = parts[0]
     beside = lambda arrays: np.concatenate(list(arrays), axis=1)
     union = lambda space, i: np.unique(np.concatenate([part.rows[space][i] for part in parts]))
-    return Known(
+    return CallClients(
         clients=beside(part.clients for part in parts),
         key_count={space: beside(part.key_count[space] for part in parts) for space in first.key_count},
         missed=np.sum([part.missed for part in parts], axis=0),
@@ -46,7 +46,7 @@ def joined(parts: list[Known]) -> Known:
     )
 
 
-def _written(known: Known) -> bytes:
+def _written(known: CallClients) -> bytes:
     arrays = {"clients": known.clients, "missed": known.missed}
     arrays |= {f"count {space}": counts for space, counts in known.key_count.items()}
     arrays |= {f"rows {space}": np.concatenate(each) for space, each in known.rows.items()}
@@ -56,8 +56,8 @@ def _written(known: Known) -> bytes:
     )
 
 
-def _read(data: bytes) -> Known:
+def _read(data: bytes) -> CallClients:
     arrays, header = from_bytes(data)
     rows = {s: np.split(arrays[f"rows {s}"], offsets(arrays[f"ends {s}"])[1:]) for s in header["cut"]}
     counts = {space: arrays[f"count {space}"] for space in header["spaces"]}
-    return Known(arrays["clients"], counts, arrays["missed"], rows, header["sizes"])
+    return CallClients(arrays["clients"], counts, arrays["missed"], rows, header["sizes"])

@@ -61,7 +61,7 @@ def new_ring(algorithm: Algorithm, state: ServerState, depth: int) -> Ring:
     return jax.tree_util.tree_map(fill, _remembered(algorithm, state))
 
 
-class Moment(NamedTuple):
+class LateRound(NamedTuple):
     """A version that is being made.
 
     number:  of the current version
@@ -78,7 +78,7 @@ class Moment(NamedTuple):
     rng: Any
 
 
-def _late_client(algorithm: Algorithm, shared: Shared, now: Moment, slot: Slots, longest: Any) -> Client:
+def _late_client(algorithm: Algorithm, shared: Shared, now: LateRound, slot: Slots, longest: Any) -> Client:
     """The client of one lane, with what it was sent when it began."""
     client, partition = lane_client(algorithm, shared, slot, longest), algorithm.partition
     place = slot.version % len(now.factors)
@@ -102,7 +102,7 @@ def _late_client(algorithm: Algorithm, shared: Shared, now: Moment, slot: Slots,
     )
 
 
-def _late_lanes(now: Moment, algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
+def _late_lanes(now: LateRound, algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
     """Run the clients of a chunk side by side. What they send is multiplied by the factor of their age."""
 
     def lane(slot: Slots, longest: Any) -> Done:
@@ -124,7 +124,7 @@ def compile_late(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], f
         def turn(state: ServerState, ring: Ring, i: jax.Array) -> tuple[ServerState, Outcome]:
             here = jax.tree_util.tree_map(lambda x: x[i], plan)
             number = first.astype(jnp.int32) + i
-            late = partial(_late_lanes, Moment(number, ring, jnp.asarray(factors), here.tables, rng))
+            late = partial(_late_lanes, LateRound(number, ring, jnp.asarray(factors), here.tables, rng))
             share = (shelf, here, jax.random.fold_in(rng, first + i), rooms, number, late)
             if not plan.tables:
                 return one_round(algorithm, state, *share)

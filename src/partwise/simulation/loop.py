@@ -42,7 +42,7 @@ AHEAD_CALLS, AHEAD_BYTES = 4, 1 << 29  # limits for calls that are staged ahead,
 LANES = 8
 
 
-class _Drawn(NamedTuple):
+class _Recruited(NamedTuple):
     """The cohorts of a call, read."""
 
     first: int
@@ -180,19 +180,19 @@ class Simulation:
         """Put the state on the devices as calls expect it."""
         self.state = put_everywhere(self.state, self.mesh)
 
-    def _stage(self, first: int, end: int) -> _Call | _Drawn:
+    def _stage(self, first: int, end: int) -> _Call | _Recruited:
         """The call of these rounds, as far as this process can make it without the others."""
         cohorts, versions = self._cohorts(first, end)
         clients = [cohort.clients for cohort in cohorts]
         brought = self._stager.bring(clients, self.rounds_per_call, self.lanes, self.seed, first, versions)
-        drawn = _Drawn(first, cohorts, brought)
+        drawn = _Recruited(first, cohorts, brought)
         return drawn if self._stager.apart else self._settled(drawn)
 
     def _cohorts(self, first: int, end: int) -> tuple[list[Cohort], list[np.ndarray] | None]:
         """The cohorts of these rounds, and the versions that their clients begin with; None: the current one."""
         return [recruit(self.recruiting, self.store.counts, self.seed, t) for t in range(first, end)], None
 
-    def _settled(self, drawn: _Call | _Drawn) -> _Call:
+    def _settled(self, drawn: _Call | _Recruited) -> _Call:
         if isinstance(drawn, _Call):
             return drawn
         staged = self._stager.settle(drawn.brought, self._cut_tables)
@@ -200,7 +200,7 @@ class Simulation:
         served = stage.account(self._sizes, choose, staged.population, staged.wanted, staged.rows, num_rounds)
         return _Call(drawn.first, drawn.cohorts, staged, served)
 
-    def _execute(self, drawn: _Call | _Drawn, end: int, began: float) -> list[Record]:
+    def _execute(self, drawn: _Call | _Recruited, end: int, began: float) -> list[Record]:
         """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts."""
         call, compiling = self._settled(drawn), compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))

@@ -32,7 +32,7 @@ LEAVE_SECONDS = 3  # for others to end too
 WAIT_SECONDS = 600  # for all processes to come; then JAX aborts this one
 
 
-class Place(NamedTuple):
+class ProcessPlace(NamedTuple):
     """Where the first process listens, how many there are, and which this one is."""
 
     address: str
@@ -124,7 +124,7 @@ def find_place(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
-) -> Place | None:
+) -> ProcessPlace | None:
     """The place of this process, from what is given and the environment; None if neither says anything, so that it
     is a cluster's to say."""
     given = {COORDINATOR: coordinator, NUMBER: processes, INDEX: process}
@@ -138,7 +138,7 @@ def find_place(
     return _checked(str(found[COORDINATOR]), found[NUMBER], found[INDEX])
 
 
-def _checked(address: str, number: object, index: object) -> Place:
+def _checked(address: str, number: object, index: object) -> ProcessPlace:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"{COORDINATOR} must be HOST:PORT, as in 10.0.0.1:1234, not '{address}'")
@@ -147,7 +147,7 @@ def _checked(address: str, number: object, index: object) -> Place:
             f"{NUMBER} must be the number of processes and {INDEX} one of 0, 1, ... below it, not {number} and "
             f"{index}"
         )
-    return Place(address, int(str(number)), int(str(index)))
+    return ProcessPlace(address, int(str(number)), int(str(index)))
 
 
 def _heartbeat(environment: Mapping[str, str]) -> int:
@@ -157,12 +157,12 @@ def _heartbeat(environment: Mapping[str, str]) -> int:
     return int(seconds)
 
 
-def _tell_waiting(place: Place | None) -> None:
+def _tell_waiting(place: ProcessPlace | None) -> None:
     told = f"process {place.index} of {place.number} waits for the others at {place.address}" if place else ""
     warnings.warn(told or "waiting for the other processes of this run", RunWarning, stacklevel=2)
 
 
-def _why_alone(error: Exception, place: Place | None) -> str:
+def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
     """Why this process found no others."""
     told = str(error).splitlines()[0]
     if "before any JAX calls" in told:

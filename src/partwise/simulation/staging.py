@@ -17,7 +17,7 @@ from partwise.algorithm import Algorithm
 from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.simulation import stage
-from partwise.simulation.apart import Known, of_all_processes
+from partwise.simulation.apart import CallClients, of_all_processes
 from partwise.simulation.exchange import own_devices, put_everywhere, put_own
 from partwise.simulation.processes import num_processes
 
@@ -125,7 +125,7 @@ class Stager:
         sizes = _sizes(brought.shelf, asked, self.population is None)
         if self.apart:
             mine = rows if cut_tables else stage.cut(population, choose, wanted)[1]  # for records
-            known = of_all_processes(Known(clients, plan.slots.key_count, wanted.missed, mine, sizes))
+            known = of_all_processes(CallClients(clients, plan.slots.key_count, wanted.missed, mine, sizes))
             asked = stage.in_tables(asked, rows, known.rows)
             clients, rows, sizes = known.clients, known.rows, known.sizes
             slots = plan.slots._replace(client=clients, key_count=known.key_count)
