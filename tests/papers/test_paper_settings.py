@@ -129,7 +129,7 @@ def all_settings(root: str, digits: str, out: Path) -> dict[str, dict]:
 def benchmarks(root: str) -> dict[str, dict]:
     found = {}
     for name, benchmark in bench.BENCHMARKS.items():
-        if name in ("deployment", "private-slices", "recommend", "secure-sum"):  # of no paper
+        if name in ("deployment", "private-slices", "recommend", "remote", "secure-sum"):  # of no paper
             continue
         for case in benchmark.cases(False):
             small = case._replace(changes={**case.changes, **SMALL.get(case.task, {})})

@@ -130,11 +130,6 @@ def check_resumable(folder: Folder) -> None:
             f"'{folder.path}' holds no run to go on with: look at --out (out=...), or leave out --resume "
             f"(resume=True) to begin one there"
         )
-    if folder.begun().get("fleet"):
-        raise UserError(
-            f"'{folder.path}' holds the run of a fleet, whose schedule is not kept: run `partwise fleet` again, "
-            f"with more --rounds and another --out"
-        )
 
 
 def resumed(
@@ -147,6 +142,11 @@ def resumed(
     """The task and configuration of the run in a folder, to continue it. Everything must be as before, except
     the number of rounds and a few more (`MAY_CHANGE`). A preset must be the one with which the run began."""
     check_resumable(folder)
+    if folder.begun().get("fleet"):
+        raise UserError(
+            f"'{folder.path}' holds the run of a fleet, whose schedule is not kept: run `partwise fleet` again, "
+            f"with more --rounds and another --out"
+        )
     saved = folder.config()
     name = task.name if isinstance(task, Task) else task or saved.task
     if name != saved.task:
