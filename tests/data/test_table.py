@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from partwise.data import ClientStore, delimited, read_rows, read_table
+from partwise.data import ClientStore, delimited, read_rows, read_table, table
 from partwise.types import UserError
 
 CSV = "user,item,rating,title,when\nb,10,1.5,one,2020-01-02\na,30,2,two,2020-01-03\na,20,4,three,2020-01-01\n"
@@ -140,6 +140,20 @@ def test_a_bad_value_in_a_later_block_is_named(tmp_path, out, monkeypatch):
     (tmp_path / "r.csv").write_text("user,rating\n" + "1,2\n" * 98 + "1,bad\n")
     with pytest.raises(UserError, match="line 100, column 'rating': 'bad'"):
         read_table(tmp_path / "r.csv", "user", out=out)
+
+
+@pytest.mark.parametrize("left", ["", "user\n", None])
+def test_a_file_that_is_rewritten_while_it_is_read_is_named(tmp_path, monkeypatch, left):
+    file = tmp_path / "ratings.csv"
+    file.write_text("user,item\nann,1\n")
+
+    def rewritten(*args):
+        file.unlink() if left is None else file.write_text(left)
+        yield from delimited.stream_delimited(*args)
+
+    monkeypatch.setattr(table, "stream_delimited", rewritten)
+    with pytest.raises(UserError, match=r"ratings\.csv"):
+        read_table(file, "user")
 
 
 def test_bad_parquet_is_named(tmp_path, out):

@@ -374,13 +374,21 @@ def test_answers_that_make_no_sense_are_tried_again(federate, mine, path):
 
 def test_data_that_cannot_be_read_for_a_while_is_waited_for(federate, mine, caplog):
     run = federate(settings={"rounds": 4})
-    agent, _ = life(run.link(), mine, most=1)
-    done = []
+    agent, waits = life(run.link(), mine, most=1)
+    done, whole = [], mine.with_suffix(".whole")
+    whole.write_text(FEW)
+
+    def mend():
+        first = len(waits)
+        while not warned(caplog, "this cannot be done now") or len(waits) < first + 3:
+            time.sleep(0.01)
+        whole.replace(mine)
+
     for each in agent.run():
         done.append(each)
         if len(done) == 3:
             mine.write_text("user,item,rating\nann,1,")
-            threading.Timer(0.3, lambda: mine.write_text(FEW)).start()
+            threading.Thread(target=mend, daemon=True).start()
     assert [each.accepted for each in done] == [True] * 8
     assert warned(caplog, "this cannot be done now") == 1
     assert warned(caplog, "all is well again") == 1

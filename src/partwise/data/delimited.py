@@ -100,7 +100,7 @@ def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Seque
     """Read line by line to find the first bad cell. Returns the error that names it, or None."""
     with contextlib.suppress(*read_errors()), _open_text(file, dialect, "surrogateescape") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter)
-        header = next(reader)
+        header = next(reader, [])  # none in a file that was emptied since
         for cells in filter(None, reader):
             where = f"{file}, line {reader.line_num}"
             if len(cells) != len(header):
