@@ -153,15 +153,21 @@ def _pack(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> tuple[
     return len(text).to_bytes(8, "little") + text, [arrays[name] for name in names]
 
 
-def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Arrays on the host in this machine's byte order, without a copy if possible."""
-    host = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    return {name: array.astype(array.dtype.newbyteorder("="), copy=False) for name, array in host.items()}
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays on the host in this machine's byte order, without a copy if possible. What has `chunks` stays where it
+    is until they are asked for."""
+    return {name: array if hasattr(array, "chunks") else _plain(array) for name, array in arrays.items()}
 
 
-def _raw(array: np.ndarray) -> memoryview:
-    """The bytes of an array, not copied."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+def _plain(array: Any) -> np.ndarray:
+    host = np.asarray(array, order="C")
+    return host.astype(host.dtype.newbyteorder("="), copy=False)
+
+
+def _raw(array: Any) -> Iterator[memoryview]:
+    """The bytes of an array, not copied; those of an array with `chunks` one chunk after the other."""
+    for part in array.chunks() if hasattr(array, "chunks") else [array]:
+        yield np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
 
 
 def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
@@ -170,7 +176,8 @@ def digest_of(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> str:
     for name in sorted(arrays):
         array = arrays[name]
         total.update(json.dumps([name, array.dtype.name, array.shape]).encode())
-        total.update(_raw(array))
+        for part in _raw(array):
+            total.update(part)
     return total.hexdigest()
 
 
@@ -223,24 +230,42 @@ def remove_temporary_files(folder: Path) -> None:
 def save_arrays(
     path: Path, arrays: Mapping[str, Any], header: Mapping[str, Any] | None = None, mode: int = 0o666
 ) -> None:
-    """Write a sealed safetensors file. The same arrays and header always give the same bytes."""
-    host, told = _on_host(arrays), dict(header or {})
-    begin, parts = _pack(host, told | {SEAL: digest_of(host, told)})
+    """Write a sealed safetensors file. The same arrays and header always give the same bytes. An array may also be
+    an object with `shape`, `dtype`, `nbytes` and `chunks()`, which is read twice and never whole."""
+    begin, parts = _sealed(arrays, header)
 
     def write(file: Any) -> None:
         file.write(begin)
-        for part in parts:
-            file.write(_raw(part))
+        for array in parts:
+            for part in _raw(array):
+                file.write(part)
 
     write_atomically(path, write, mode)
 
 
-def load_arrays(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read_along(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+    """Read what `save_arrays` reads, as often and in the same order: for processes that have chunks of what another
+    one saves."""
+    if any(hasattr(array, "chunks") for array in arrays.values()):
+        for array in _sealed(arrays, header)[1]:
+            for _ in _raw(array):
+                pass
+
+
+def _sealed(arrays: Mapping[str, Any], header: Mapping[str, Any] | None) -> tuple[bytes, list[Any]]:
+    """As `_pack`, with the digest."""
+    host, told = _on_host(arrays), dict(header or {})
+    return _pack(host, told | {SEAL: digest_of(host, told)})
+
+
+def load_arrays(path: Path, mapped: bool = False) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Arrays and header of a file. Errors name the file. The arrays are views of one buffer, which stays in
-    memory as long as one of them is used."""
+    memory as long as one of them is used. If it is `mapped`, it is the file itself, of which only those parts are
+    in memory that are used; the arrays cannot be written, and the file must not be."""
     with _reading(path) as file:
-        data = _room(file, os.fstat(file.fileno()).st_size)
-        arrays, header = _unpack(data[: file.readinto(data)])
+        size = os.fstat(file.fileno()).st_size
+        data = np.memmap(file, np.uint8, "r").view(np.ndarray) if mapped and size else _room(file, size)
+        arrays, header = _unpack(data if mapped else data[: file.readinto(data)])
         _check_seal(header.pop(SEAL, None), digest_of(arrays, header))
         return arrays, header
 
@@ -340,24 +365,27 @@ def load_text(path: Path) -> str:
 
 def save_tree(path: Path, tree: Any, header: Mapping[str, Any]) -> None:
     """Save any pytree of arrays, with its leaves by number. The whole state of the server is saved here and
-    loaded by `load_tree`. Tables on several machines will be too."""
+    loaded by `load_tree`. Leaves with `chunks` are saved chunk by chunk."""
+    save_arrays(path, numbered(tree), header)
+
+
+def numbered(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by the names that `save_tree` gives them."""
     from jax.tree_util import (
         tree_leaves,  # here, so that those who only read a run's files need not wait for it
     )
 
-    leaves = tree_leaves(tree)
-    save_arrays(path, {f"{i:05d}": np.asarray(leaf) for i, leaf in enumerate(leaves)}, header)
+    return {f"{i:05d}": leaf for i, leaf in enumerate(tree_leaves(tree))}
 
 
 def load_tree(path: Path, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Load a tree that `save_tree` wrote. It has the structure and shapes of `like`."""
-    from jax.tree_util import tree_flatten, tree_unflatten
+    """Load a tree that `save_tree` wrote. It has the structure and shapes of `like`. If some leaf of `like` has
+    `chunks`, the file is mapped, so that it is never in memory as a whole."""
+    from jax.tree_util import tree_structure, tree_unflatten
 
-    arrays, header = load_arrays(path)
-    leaves, treedef = tree_flatten(like)
-    found = [arrays.get(f"{i:05d}") for i in range(len(leaves))]
-    if len(arrays) != len(leaves) or any(
-        a is None or a.shape != b.shape or a.dtype != b.dtype for a, b in zip(found, leaves, strict=True)
-    ):
+    leaves = numbered(like)
+    arrays, header = load_arrays(path, mapped=any(hasattr(leaf, "chunks") for leaf in leaves.values()))
+    fits = lambda a, b: a is not None and a.shape == b.shape and a.dtype == b.dtype
+    if len(arrays) != len(leaves) or not all(fits(arrays.get(name), leaf) for name, leaf in leaves.items()):
         raise UserError(f"'{path}' was written by a run with other parameters; start a new run folder")
-    return tree_unflatten(treedef, found), header
+    return tree_unflatten(tree_structure(like), [arrays[name] for name in leaves]), header

@@ -17,7 +17,7 @@ from partwise.simulation.processes import check_alone, is_writer, join_processes
 from partwise.simulation.exchange import *
 from partwise.simulation.apart import CallClients, of_all_processes
 from partwise.simulation.mesh import make_mesh
-from partwise.simulation.compiled import _added_up
+from partwise.simulation.exchange import added_up
 from partwise.types import UserError
 from jax.sharding import PartitionSpec as P
 
@@ -61,7 +61,7 @@ leaves = {
     "loss": np.full(4, 0.7, np.float32),
 }
 own = jax.tree_util.tree_map(lambda x: x[own_devices(mesh)], leaves)
-add = jax.shard_map(_added_up, mesh=mesh, in_specs=P("clients"), out_specs=P("clients"), check_vma=False)
+add = jax.shard_map(added_up, mesh=mesh, in_specs=P("clients"), out_specs=P("clients"), check_vma=False)
 program = jax.jit(add).lower(put_along(own, mesh, 0)).compile()
 total = to_host(program(put_along(own, mesh, 0)))
 assert program.as_text().count(" all-reduce(") == 3, program.as_text()

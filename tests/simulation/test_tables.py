@@ -17,6 +17,7 @@ from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
 from partwise.simulation.plain import PlainSimulation
+from partwise.simulation.stage import _distinct
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
@@ -138,3 +139,14 @@ def test_lazy_is_dense_where_everyone_asks_for_everything(store):
 def test_a_sweep_refuses_a_lazy_optimizer(store):
     with pytest.raises(UserError, match="lazy server optimizer"):
         Sweep(selecting("lazy_adam"), [RATES], [0], store, RECRUITING)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("num_keys", [1, 50, 10**6])
+def test_distinct_keys_are_those_of_unique(num_keys, dtype):
+    """Few of many are sorted, others marked."""
+    keys = np.random.default_rng(0).integers(0, num_keys, 300).astype(dtype)
+    for given in (keys, keys[:0]):
+        for found, expected in zip(_distinct(given), np.unique(given, return_inverse=True), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert _distinct(given)[0].dtype == dtype

@@ -21,8 +21,9 @@ import numpy as np
 from partwise.data.ragged import pad_to_power
 from partwise.model.columns import Columns
 from partwise.model.partition import DEFAULT, Partition
-from partwise.model.roles import neutral_twin
-from partwise.model.spec import Batch
+from partwise.model.psi import take
+from partwise.model.roles import Role, neutral_twin
+from partwise.model.spec import Batch, add_to_bags, bag, lookup
 
 
 class Received(NamedTuple):
@@ -111,7 +112,9 @@ def is_key(keys: Keys, ndim: int) -> jax.Array:
 class BatchRows(NamedTuple):
     """The rows that a batch needs, by key space, and the batch with its ids renumbered to these rows."""
 
-    positions: dict[str, jax.Array]  # space -> [r] position among the client's keys; -1: no row
+    positions: dict[
+        str, jax.Array
+    ]  # space -> [r] position among the client's keys; -1: no row. Summed: [B, L]
     batch: Batch
     mask: jax.Array  # [B]: the example is real, and its id is in the slice
 
@@ -127,7 +130,7 @@ def batch_rows(
     slice, the ids become positions in the slice.
 
     An id outside the client's slice becomes -1. If a column holds one id per example, an example whose id is
-    outside the slice is left out.
+    outside the slice is left out. If a model uses only sums of rows, an example's ids become one: that of its sum.
     """
     needed, renumbered = {}, Columns(batch)
     for space in partition.spaces:
@@ -139,6 +142,10 @@ def batch_rows(
                 mask = mask & (at >= 0)
             if partition.is_whole(space):
                 renumbered[name] = at
+                continue
+            if partition.is_summed(space):
+                needed[space] = at.reshape(at.shape[0], -1)
+                renumbered[name] = jnp.arange(at.shape[0]).reshape(-1, *[1] * (at.ndim - 1))
                 continue
             number = offset + jnp.arange(at.size).reshape(at.shape)
             number = number * block + at % block if block > 1 else number
@@ -168,11 +175,15 @@ def gather(
     keys: Mapping[str, Keys],
 ) -> dict[str, jax.Array]:
     """The rows that a batch needs: as received, plus the client's own change of them (if there is one yet). A
-    missing row (position -1) is 0 if the batch can have one."""
+    missing row (position -1) is 0 if the batch can have one. Sums are of the client's values if it has them."""
     result = {}
     for path, table in tables.items():
         role = partition.roles[path]
         positions, own = need.positions[role.space], keys[role.space]
+        if role.summed:
+            values = deltas.get(path)
+            result[path] = _sums(role, table, own, positions) if values is None else bag(values, positions)
+            continue
         rows = role.psi.received(table[_read(own, positions)])
         if path in deltas:
             rows = rows + deltas[path][positions]
@@ -182,13 +193,26 @@ def gather(
     return result
 
 
+def _sums(role: Role, table: jax.Array, keys: Keys, positions: jax.Array) -> jax.Array:
+    """The sums of rows as received."""
+    rows = jnp.where(positions >= 0, _read(keys, positions), -1)
+    if role.psi is take:
+        return bag(table, rows)
+    sent = role.psi.received(lookup(table, rows.ravel())).reshape(*rows.shape, *table.shape[1:])
+    return jnp.where((rows >= 0).reshape(*rows.shape, *[1] * (table.ndim - 1)), sent, 0).sum(axis=1)
+
+
 def scatter(
     partition: Partition, into: Mapping[str, jax.Array], rows: Mapping[str, jax.Array], need: BatchRows
 ) -> dict[str, jax.Array]:
-    """Add rows of a batch to deltas at the client's positions. Repeated ids add up; position -1 adds nothing."""
+    """Add rows of a batch to deltas at the client's positions. Repeated ids add up; position -1 adds nothing. What
+    is added to a sum is added to each of its rows."""
     result = {}
     for path, delta in into.items():
         positions = need.positions[partition.roles[path].space]
+        if partition.roles[path].summed:
+            result[path] = add_to_bags(delta, positions, rows[path])
+            continue
         at = jnp.where(positions >= 0, positions, delta.shape[0])
         result[path] = delta.at[at].add(rows[path], mode="drop")
     return result

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from partwise.selection.serving import Served, Sizes
-from partwise.types import UserError
+from partwise.types import DivergedError, UserError
 
 
 class Record(NamedTuple):
@@ -54,7 +54,7 @@ def diverged(record: Record, clients: list[Any]) -> UserError:
         f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     )
     whose = f"; clients {shown}" if clients else ""
-    return UserError(
+    return DivergedError(
         f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}"
         f"{whose}). Lower the learning rates of the server or the clients, or look at single clients with --set "
         f"simulation.backend=plain."

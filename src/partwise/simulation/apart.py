@@ -32,6 +32,12 @@ def of_all_processes(mine: CallClients) -> CallClients:
     return joined([_read(each) for each in told(_written(mine))])
 
 
+def rows_of_all(rows: Mapping[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    """The distinct rows of a round that the clients of any process ask for, by space, sorted. It is collective."""
+    everybody = [from_bytes(each)[0] for each in told(to_bytes({s: each[0] for s, each in rows.items()}))]
+    return {space: [np.unique(np.concatenate([each[space] for each in everybody]))] for space in rows}
+
+
 def joined(parts: list[CallClients]) -> CallClients:
     """Parts with clients on different devices, as one."""
     first = parts[0]

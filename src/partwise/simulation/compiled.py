@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -26,10 +25,11 @@ from partwise.randomness import client_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
 from partwise.server.round import finish
-from partwise.server.step import ServerState, is_finite, put_rows, take_rows
+from partwise.server.step import ServerState, is_finite
 from partwise.server.total import PUBLIC, Contribution, Total, zero_total
+from partwise.simulation.exchange import added_up
 from partwise.simulation.mesh import AXIS, RUNS, compiler_options
-from partwise.simulation.processes import num_processes
+from partwise.simulation.spread import WHOLE, Rowwise
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
 
@@ -217,21 +217,7 @@ def cohort_total(
         carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
         begin = plan.ends[number]
     total, (used, broken, keep) = carry
-    return Summed(_added_up(total), used, broken, keep)
-
-
-def _added_up(total: Total) -> Total:
-    """The sum over all devices. Between processes a sum costs milliseconds whatever its size, so all leaves of a
-    type are added as one array, which gives the same bits. No leaf changes its type: whole numbers stay exact."""
-    if num_processes() == 1:
-        return jax.lax.psum(total, AXIS)
-    leaves, structure = jax.tree_util.tree_flatten(total)
-    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
-        at = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
-        flat, unravel = ravel_pytree([leaves[i] for i in at])
-        for i, leaf in zip(at, unravel(jax.lax.psum(flat, AXIS)), strict=True):
-            leaves[i] = leaf
-    return jax.tree_util.tree_unflatten(structure, leaves)
+    return Summed(added_up(total), used, broken, keep)
 
 
 def _run_lanes(algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
@@ -279,7 +265,12 @@ def _nothing_yet(plan: Plan) -> Outcome:
 
 
 def compile_rounds(
-    build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], sweep: bool = False, apart: bool = False
+    build: Build,
+    mesh: Mesh,
+    rooms: Sequence[Mapping[str, int]],
+    sweep: bool = False,
+    apart: bool = False,
+    tables: Rowwise = WHOLE,
 ) -> Any:
     """A jitted function `(rates, state, shelf, plan, rng, first, num_rounds) -> (state, outcomes)`.
 
@@ -289,7 +280,7 @@ def compile_rounds(
 
     With `sweep`, rates, state, plan slots and rng have a leading axis of runs. All runs are computed side by
     side. The mesh then has an axis of runs too, over which they are spread. With `apart`, each device has a shelf
-    of its own, and the shelf a leading axis of devices.
+    of its own, and the shelf a leading axis of devices. `tables` says where the state's tables are.
     """
 
     def rounds(rates, state, shelf, plan, rng, first, num_rounds):
@@ -300,9 +291,9 @@ def compile_rounds(
             share = (shelf, here, jax.random.fold_in(rng, first + i), rooms, first.astype(jnp.int32) + i)
             if not plan.tables:
                 return one_round(algorithm, state, *share)
-            cut = take_rows(algorithm.partition, algorithm.optimizer, state, here.tables)
+            cut = tables.take(algorithm.partition, algorithm.optimizer, state, here.tables)
             cut, outcome = one_round(algorithm, cut, *share)
-            return put_rows(algorithm.partition, algorithm.optimizer, state, here.tables, cut), outcome
+            return tables.put(algorithm.partition, algorithm.optimizer, state, here.tables, cut), outcome
 
         def body(i: jax.Array, carry: tuple[ServerState, Outcome]) -> tuple[ServerState, Outcome]:
             state, outcome = turn(carry[0], i)
@@ -328,13 +319,14 @@ def compile_rounds(
     along = P(RUNS, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
     own: Any = P(RUNS) if sweep else P()  # what each run has of its own
+    state_spec: Any = own if sweep else tables.spec
     plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
     outcome_spec = Outcome(own, own, own, own, along, along, along)  # pyright: ignore
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
-        in_specs=(own, own, P(AXIS) if apart else everywhere, plan_spec, own, everywhere, everywhere),
-        out_specs=(own, outcome_spec),
+        in_specs=(own, state_spec, P(AXIS) if apart else everywhere, plan_spec, own, everywhere, everywhere),
+        out_specs=(state_spec, outcome_spec),
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=(1,), compiler_options=compiler_options())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from partwise import tree
 from partwise.algorithm import Algorithm, Build, kept_shape, whole_model
 from partwise.client.evaluate import BATCH, no_pairs
+from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs
 from partwise.model.spec import Metric, Model, Pooled
@@ -23,15 +25,19 @@ from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
 from partwise.simulation import stage
 from partwise.simulation.ahead import ahead
+from partwise.simulation.apart import rows_of_all
 from partwise.simulation.compiled import Shared, lane_client, over_lanes
 from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
 from partwise.simulation.mesh import AXIS, compiler_options, fills_a_core, make_mesh
 from partwise.simulation.processes import num_processes
+from partwise.simulation.spread import SpreadTable
 from partwise.types import UserError
 
 LANES = 32
 CLIENTS_PER_CALL = 8192
 KEPT_BYTES = 1 << 28  # limit for what all clients of a call keep, together
+FAR_BYTES = 1 << 28  # of a larger table on the host, a call brings the rows of its clients
+ROWS_BYTES = 1 << 25  # about so many bytes of them
 
 # Client ids -> what these clients keep: `Simulation.kept_of`.
 KeptOf = Callable[[np.ndarray], Mapping[str, np.ndarray]]
@@ -60,12 +66,13 @@ class Evaluator:
         self._choose = whole_model(self.algorithm.partition)
         capacities = [stage.capacities_of(each, self.algorithm.partition, self._choose) for each in stores]
         self._capacities = {space: max(each[space] for each in capacities) for space in capacities[0]}
-        self._size = max(min(self._clients_per_call(), each.num_clients) for each in stores)
+        self._size = max(min(self._clients_per_call(stores), each.num_clients) for each in stores)
         self._order = _by_rows(store, self._size)
         self._num_rows = max(_largest_block(each, self._size) for each in stores)
         self._most = max(int(each.counts.max(initial=1)) for each in stores)
         self._program = _compile(build, self.mesh, self._capacities, self._choose, self._most)
-        self._staged: dict[int, _Block] = {}  # the only block, if there is one
+        self._staged: dict[Any, _Block] = {}  # the only block, if there is one
+        self._rooms: dict[str, int] = {}  # for rows of tables that are cut
 
     def with_rates(self, rates: Mapping[str, float], seed: int) -> Evaluator:
         """An evaluator of the same clients for a run with other rates and another seed. It shares the program and
@@ -113,7 +120,9 @@ class Evaluator:
             kept: Called with client ids if the algorithm evaluates clients with what they keep.
         """
         values = {name: np.float32(rate) for name, rate in {**self.rates, **(rates or {})}.items()}
-        needed = put_everywhere(self.algorithm.partition.server_leaves(params), self.mesh)
+        needed = self.algorithm.partition.server_leaves(params)
+        far = {path: needed.pop(path) for path in self._far(needed)}
+        near = put_everywhere(jax.tree_util.tree_map(_whole, needed), self.mesh)
         rng = round_rng(self.seed, EVALUATION_ROUND)
         empty = lambda: np.zeros(self.store.num_clients)
         pooled = _pooled(self.algorithm.model)
@@ -124,10 +133,12 @@ class Evaluator:
         }
         firsts = range(0, self.store.num_clients, max(self._size, 1))
         depth = int(self.store.remote and num_processes() == 1)  # arrays of several processes are put in turn
-        with closing(ahead(self._stage, firsts, depth=depth)) as staged:
+        stage_block = partial(self._stage, cut=bool(far))
+        with closing(ahead(stage_block, firsts, depth=depth)) as staged:
             for first, block in zip(firsts, staged, strict=True):
                 plan = put_along(self._with_kept(block, first, kept), self.mesh, 1)
-                result = to_host(self._program(values, needed, block.shelf, plan, rng))
+                leaves = near | self._brought(far, block)
+                result = to_host(self._program(values, leaves, block.shelf, plan, rng))
                 order = block.clients[0]
                 for name, total in sums.items():
                     for target, found in zip(total, result[name], strict=True):
@@ -147,11 +158,47 @@ class Evaluator:
         """Metrics pooled over examples, and their mean and percentiles over clients."""
         return summarize(self.algorithm.model, *self.measure(params, rates, kept))
 
-    def _clients_per_call(self) -> int:
-        """The number of clients in a call; smaller if what they keep would not fit."""
+    def _clients_per_call(self, stores: Sequence[ClientStore]) -> int:
+        """The number of clients in a call; smaller if what they keep, or their rows of a large table, would not
+        fit."""
         shapes = [kept_shape(self.algorithm, path) for path in self.algorithm.judged_with]
         each = sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
-        return min(CLIENTS_PER_CALL, max(KEPT_BYTES // max(each, 1), 1))
+        rows = max(self._row_bytes(store) for store in stores)
+        return min(CLIENTS_PER_CALL, max(min(KEPT_BYTES // max(each, 1), ROWS_BYTES // max(rows, 1)), 1))
+
+    def _row_bytes(self, store: ClientStore) -> int:
+        """The bytes of a client's rows of large tables, about."""
+        partition, values = (
+            self.algorithm.partition,
+            stage.values_per_example(store, self.algorithm.partition),
+        )
+        examples = store.num_examples / max(store.num_clients, 1)
+        size = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
+        large = [path for path in self._cut_paths() if size(path) > FAR_BYTES]
+        each = lambda path: partition.row_bytes(path) * values[partition.roles[path].space] * examples
+        return int(sum(map(each, large)))
+
+    def _far(self, leaves: Mapping[str, Any]) -> list[str]:
+        """Tables of which every call brings some rows: all of which some will do, if one of them is spread over the
+        devices, or large and on the host."""
+        cut = self._cut_paths()
+        large = lambda leaf: isinstance(leaf, np.ndarray) and leaf.nbytes > FAR_BYTES
+        return cut if any(isinstance(leaves[p], SpreadTable) or large(leaves[p]) for p in cut) else []
+
+    def _cut_paths(self) -> list[str]:
+        """Tables of which the clients of a block need some rows."""
+        partition = self.algorithm.partition
+        return [p for p in partition.of("keyed") if self._choose[partition.roles[p].space].name != "all"]
+
+    def _brought(self, far: Mapping[str, Any], block: _Block) -> dict[str, Any]:
+        """The rows that a block needs of tables that are elsewhere, on every device."""
+        roles, tables = self.algorithm.partition.roles, {}
+        for path, leaf in far.items():
+            rows = block.rows[roles[path].space]
+            tables[path] = (
+                leaf.rows(rows) if isinstance(leaf, SpreadTable) else leaf.take(rows, 0, mode="clip")
+            )
+        return put_everywhere(tables, self.mesh)
 
     def _with_kept(self, block: _Block, first: int, kept: KeptOf | None) -> stage.Plan:
         """The plan of a block with what its clients keep, if they are evaluated with it."""
@@ -181,10 +228,11 @@ class Evaluator:
         shapes = (leaf for path, leaf in partition.shapes.items() if path not in looked_up)
         return 4 * sum(tree.num_bytes(leaf.shape, leaf.dtype) for leaf in shapes)
 
-    def _stage(self, first: int) -> _Block:
-        """A block of clients, in arrays of the same shape for every block. A process reads those of its devices."""
-        if self._staged and self.store.num_clients <= self._size:
-            return self._staged[first]
+    def _stage(self, first: int, cut: bool = False) -> _Block:
+        """A block of clients, in arrays of the same shape for every block. A process reads those of its devices.
+        With `cut`, keys are row numbers in tables that have the block's rows alone."""
+        if (first, cut) in self._staged and self.store.num_clients <= self._size:
+            return self._staged[first, cut]
         size, num_rows = self._size, self._num_rows
         positions = self._order[first : first + size]
         counts = self.store.counts[positions]
@@ -199,7 +247,12 @@ class Evaluator:
         places = np.sort(own[own >= 0])
         population = stage.populate(self.store.gather(positions[places]), partition, self._choose)
         plan = stage.plan(population, np.where(own >= 0, np.searchsorted(places, own), -1))
-        plan = stage.ask(population, partition, self._choose, plan, self.seed, 0).plan
+        asked, rows = stage.ask(population, partition, self._choose, plan, self.seed, 0), {}
+        if cut:
+            asked, mine = stage.cut(population, self._choose, asked)
+            every = rows_of_all(mine)
+            asked = stage.in_tables(asked, mine, every)
+            rows = {space: self._padded(space, each[0]) for space, each in every.items()}
         values = stage.values_per_example(self.store, partition)
         room = {
             space: self._capacities[space]
@@ -207,11 +260,16 @@ class Evaluator:
             else min(num_rows * values[space], size * self._capacities[space])
             for space in values
         }
-        shelf = stage.pad_shelf(stage.shelve(population), num_rows, room)
+        shelf = stage.shelve(population)
+        shelf = stage.pad_shelf(shelf._replace(keys={**shelf.keys, **asked.keys}), num_rows, room)
         put = put_own if num_processes() > 1 else put_everywhere
         self._staged.clear()
-        self._staged[first] = _Block(put(shelf, self.mesh), plan, clients)
-        return self._staged[first]
+        self._staged[first, cut] = _Block(put(shelf, self.mesh), asked.plan, clients, rows)
+        return self._staged[first, cut]
+
+    def _padded(self, space: str, rows: np.ndarray) -> np.ndarray:
+        """Rows of a table with room for those of similar blocks."""
+        return pad(rows, stage.grown(self._rooms, space, len(rows)))
 
 
 class _Block(NamedTuple):
@@ -220,6 +278,11 @@ class _Block(NamedTuple):
     shelf: Any
     plan: stage.Plan  # of this process's devices
     clients: np.ndarray  # [1, devices, chunks, lanes]: of all devices, as positions in the block
+    rows: Mapping[str, np.ndarray]  # space -> the rows of cut tables, padded
+
+
+def _whole(leaf: Any) -> Any:
+    return np.asarray(leaf) if isinstance(leaf, SpreadTable) else leaf
 
 
 def _largest_block(store: ClientStore, size: int) -> int:

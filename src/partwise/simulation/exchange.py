@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -73,6 +74,21 @@ def to_host(tree: Any) -> Any:
 @lru_cache(1)
 def _gathering(mesh: Mesh) -> Any:
     return jax.jit(lambda tree: tree, out_shardings=everywhere(mesh))
+
+
+def added_up(tree: Any) -> Any:
+    """The sum over all devices, inside `shard_map`. Between processes a sum costs milliseconds whatever its size,
+    so all leaves of a type are added as one array, which gives the same bits. No leaf changes its type: whole
+    numbers stay exact."""
+    if num_processes() == 1:
+        return jax.lax.psum(tree, AXIS)
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        at = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        flat, unravel = ravel_pytree([leaves[i] for i in at])
+        for i, leaf in zip(at, unravel(jax.lax.psum(flat, AXIS)), strict=True):
+            leaves[i] = leaf
+    return jax.tree_util.tree_unflatten(structure, leaves)
 
 
 def told(mine: bytes) -> list[bytes]:

@@ -21,7 +21,7 @@ import jax
 from partwise.checkpoint import load_json, save_json
 from partwise.simulation.exchange import agreed
 from partwise.simulation.loop import Simulation
-from partwise.simulation.mesh import fills_a_core
+from partwise.simulation.mesh import device_memory, fills_a_core
 from partwise.simulation.processes import is_writer
 from partwise.types import UserError
 
@@ -47,7 +47,7 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
     lane_bytes = best.lane_bytes()
     on_cpu = LARGE_CPU_LANES if fills_a_core(lane_bytes) else CPU_LANES
     candidates = on_cpu if jax.default_backend() == "cpu" else ACCELERATOR_LANES
-    most = agreed(_memory() // (4 * lane_bytes))
+    most = agreed(device_memory() // (4 * lane_bytes))
     candidates = [lanes for lanes in candidates if lanes <= most] or [1]
     began, others = time.perf_counter(), _others()
     best, seconds = _timed(best if best.lanes == candidates[0] else make(candidates[0]))
@@ -71,15 +71,6 @@ def _others() -> float:
         return math.inf
     used = user + nice + system + sum(rest)
     return used / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
-
-
-def _memory() -> int:
-    """Bytes of memory of a device: its own, or its share of the machine's."""
-    device = jax.devices()[0]
-    statistics = device.memory_stats() if device.platform != "cpu" else None
-    if statistics and "bytes_limit" in statistics:
-        return statistics["bytes_limit"]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
 
 
 def _timed(simulation: Simulation) -> tuple[Simulation, float]:

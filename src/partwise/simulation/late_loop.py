@@ -74,13 +74,13 @@ class ScheduledSimulation(Simulation):
         super().restart(seed, rates)
         if self._depth == 1:
             return
-        needed = ring_bytes(self.algorithm, self.state, self._depth)
+        needed = ring_bytes(self.algorithm, self._state, self._depth)
         if needed > RING_BYTES:
             raise UserError(
                 f"the {self._depth} versions that reports begin with take {needed / 1e9:.1f} GB, more than "
                 f"{RING_BYTES / 1e9:.1f}: lower deploy.stalest, with which older reports are refused"
             )
-        self._ring = new_ring(self.algorithm, self.state, self._depth)
+        self._ring = new_ring(self.algorithm, self._state, self._depth)
 
     def snapshot(self) -> Any:
         """Like `Simulation.snapshot`, with the older versions."""

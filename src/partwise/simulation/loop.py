@@ -7,7 +7,7 @@ round, client id). Lanes, devices and calls only change the order of additions.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Algorithm, Build, init_server
+from partwise.algorithm import Algorithm, Build
 from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
 from partwise.model.partition import DEFAULT, Partition
@@ -24,16 +24,18 @@ from partwise.selection.serving import Served, check_way, sizes_of
 from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
+from partwise.server.step import ServerState
 from partwise.simulation import stage
 from partwise.simulation.ahead import ahead
 from partwise.simulation.backend import calls_of
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
-from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
+from partwise.simulation.exchange import own_devices, put_along, put_own, to_host
 from partwise.simulation.kept import Kept
-from partwise.simulation.mesh import make_mesh
+from partwise.simulation.mesh import device_memory, make_mesh
 from partwise.simulation.seen import seen
 from partwise.simulation.staging import Brought, Staged, Stager
+from partwise.simulation.table_places import COPIES, choose_place, make_tables
 from partwise.tree import num_bytes
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
@@ -74,6 +76,7 @@ class Simulation:
         num_devices: int | None = None,
         rounds_per_call: int = 25,
         serving: str = "on_demand",
+        tables: str = COPIES,
     ):
         self.rates = {name: jnp.asarray(rate, jnp.float32) for name, rate in rates.items()}
         self.algorithm: Algorithm = build(dict(rates))
@@ -89,8 +92,12 @@ class Simulation:
         self._stager = Stager(self.algorithm, store, self.mesh, self.resident, room)
         self._rooms, self._has_room = self._stager.rooms, False
         self.rounds_per_call = 1 if self.algorithm.keeps else self._affordable(rounds_per_call)
-        self._cut_tables = not self._whole_tables()
-        self._rounds = compile_rounds(build, self.mesh, self._rooms, apart=self._stager.apart)
+        place = choose_place(tables, self.algorithm, self.mesh, device_memory())
+        self._tables = make_tables(place, self.algorithm, self.mesh)
+        self._cut_tables = place != COPIES or not self._whole_tables()
+        self._rounds = compile_rounds(
+            build, self.mesh, self._rooms, apart=self._stager.apart, tables=self._tables.rowwise
+        )
         self.restart(seed)
 
     # Where the data lives
@@ -142,8 +149,13 @@ class Simulation:
         program."""
         self.seed, self.round = seed, 0
         self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
-        self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
+        self._state = self._tables.init(round_rng(seed, INIT_ROUND))
         self.kept = self._new_kept()
+
+    @property
+    def state(self) -> ServerState:
+        """The server's state. Tables that are spread over the devices are such as `numpy.asarray` reads."""
+        return self._tables.show(self._state)
 
     def snapshot(self) -> Any:
         """Everything that the next round depends on, to be saved and given to `resume`."""
@@ -151,9 +163,11 @@ class Simulation:
 
     def resume(self, saved: Any, round_number: int) -> None:
         """Continue from a snapshot that was taken after this many rounds."""
-        (self.state, arrays), self.round = saved, round_number
+        (state, arrays), self.round = saved, round_number
+        self._state = self._tables.place(state)
         if self.kept:
-            self.kept.arrays = arrays
+            writable = lambda array: np.require(array, requirements="W")  # a mapped file is not
+            self.kept.arrays = {path: writable(array) for path, array in arrays.items()}
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
         """What these clients keep and are evaluated with [clients, ...]; zeros for clients that never took
@@ -164,21 +178,20 @@ class Simulation:
     def rehearse(self) -> float:
         """Run the first round, restore the state, and return the seconds. What was compiled stays; what was
         learned does not."""
-        before = self.state, self.round, self.kept
+        before = self.round, self.kept
         self.kept = self._new_kept()
-        self.state = jax.tree_util.tree_map(jnp.copy, self.state)  # the run's own copy is donated
         self._place()
         if not self._has_room:  # for a whole call, so that its program is compiled
             self._settled(self._stage(0, self.rounds_per_call))
             self._has_room = True
         try:
-            return self._execute(self._stage(0, 1), 1, time.perf_counter())[0].seconds
+            return self._execute(self._stage(0, 1), 1, time.perf_counter(), self._tables.trial)[0].seconds
         finally:
-            self.state, self.round, self.kept = before
+            self.round, self.kept = before
 
     def _place(self) -> None:
         """Put the state on the devices as calls expect it."""
-        self.state = put_everywhere(self.state, self.mesh)
+        self._state = self._tables.place(self._state)
 
     def _stage(self, first: int, end: int) -> _Call | _Recruited:
         """The call of these rounds, as far as this process can make it without the others."""
@@ -200,13 +213,16 @@ class Simulation:
         served = stage.account(self._sizes, choose, staged.population, staged.wanted, staged.rows, num_rounds)
         return _Call(drawn.first, drawn.cohorts, staged, served)
 
-    def _execute(self, drawn: _Call | _Recruited, end: int, began: float) -> list[Record]:
-        """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts."""
+    def _execute(
+        self, drawn: _Call | _Recruited, end: int, began: float, run: Callable[..., Any] | None = None
+    ) -> list[Record]:
+        """Run a call. Its seconds are counted from when it was asked for, so that waiting for its rows counts.
+        `run` is as in `Tables.call`."""
         call, compiling = self._settled(drawn), compile_seconds()
         rng, first, num_rounds = jax.random.key(self.seed), np.uint32(call.first), np.int32(len(call.cohorts))
         plan, clients = self._placed_plan(call.staged), call.staged.clients
-        shelf = call.staged.shelf
-        self.state, outcome = self._rounds(self.rates, self.state, shelf, plan, rng, first, num_rounds)
+        given = (self.rates, self._state, call.staged.shelf, plan, rng, first, num_rounds)
+        self._state, outcome = (run or self._tables.call)(self._rounds, *given)
         outcome, compiled = to_host((outcome, put_own(np.float32(compile_seconds() - compiling), self.mesh)))
         if self.kept:
             self.kept.put(np.where(outcome.used, clients, -1), outcome.keep)

@@ -70,6 +70,15 @@ def everywhere(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
+def device_memory() -> int:
+    """Bytes of memory of a device: its own, or its share of the machine's."""
+    device = jax.devices()[0]
+    statistics = device.memory_stats() if device.platform != "cpu" else None
+    if statistics and "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // jax.device_count()
+
+
 def fills_a_core(lane_bytes: int) -> bool:
     """Whether a client of this size fills a CPU core's cache, so that no other client should run beside it."""
     return jax.default_backend() == "cpu" and lane_bytes > LARGE_BYTES

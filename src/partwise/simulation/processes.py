@@ -78,6 +78,7 @@ def join_processes(
     if jax.distributed.is_initialized():
         raise UserError("this process has joined others already: call join_processes once")
     place = find_place(os.environ, coordinator, processes, process)
+    _let_threads_finish()
     # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
@@ -97,6 +98,14 @@ def join_processes(
     finally:
         waiting.cancel()
     meet()
+
+
+def _let_threads_finish() -> None:
+    """Let a thread of this process that wakes up wait until the one that runs on its core pauses (threads that are
+    made from here on). gloo's thread asks again and again for a lock that another thread holds; if it had taken the
+    core from just that thread, a sum of any size would last until the next tick of the system's clock, 4 ms."""
+    if hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def has_lost_others(error: BaseException) -> bool:

@@ -25,6 +25,7 @@ from partwise.selection.serving import Demand, Served, Sizes, num_distinct, serv
 
 Choices = Mapping[str, Choice]
 KEY_BLOCK = 64  # how many rows of clients' updates are added to a table at a time
+MARKED = 100  # keys of a space for each key that is asked for, up to which these are marked and not sorted
 SMALL_SLICE = 1 << 18  # bytes; smaller slices do not need a program for each size
 
 
@@ -84,9 +85,9 @@ class Requests(NamedTuple):
 
 def key_capacity(most: int, partition: Partition, space: str) -> int:
     """Room for this many keys. It is rounded up to whole blocks, unless one block is enough or steps work on
-    the whole slice."""
+    the values of the slice and pass over all of it."""
     most = max(int(most), 1)
-    whole = most <= KEY_BLOCK or partition.is_whole(space)
+    whole = most <= KEY_BLOCK or partition.is_whole(space) or partition.is_summed(space)
     return most if whole else -(-most // KEY_BLOCK) * KEY_BLOCK
 
 
@@ -287,12 +288,25 @@ def cut(
         if choices[space].name == "all":
             continue
         of_round = (_keys_of_round(population, asked, space, i) for i in range(len(counts)))
-        parts = [np.unique(keys, return_inverse=True) for keys in of_round]
+        parts = list(map(_distinct, of_round))
         tables[space] = [table for table, _ in parts]
         rows[space] = np.concatenate([row for _, row in parts]).astype(np.int32)
         starts[space] = offsets(counts.ravel()).reshape(counts.shape).astype(np.int32)
     plan = asked.plan._replace(slots=asked.plan.slots._replace(key_start=starts))
     return asked._replace(plan=plan, keys=rows), tables
+
+
+def _distinct(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`np.unique(keys, return_inverse=True)`. Marking keys in a list of all is faster than sorting them, unless
+    they are few of very many."""
+    last = int(keys.max(initial=0))
+    if last > MARKED * len(keys):
+        return np.unique(keys, return_inverse=True)
+    held, place = np.zeros(last + 1, bool), np.empty(last + 1, np.int32)
+    held[keys] = True
+    rows = np.flatnonzero(held)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    return rows.astype(keys.dtype), place[keys]
 
 
 def in_tables(
