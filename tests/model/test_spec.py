@@ -7,8 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise.model import spec
 from partwise.model.partition import frozen, partition
-from partwise.model.spec import Metric, Model, bag, check_arguments, indicators, lookup, training_losses
+from partwise.model.spec import (
+    Metric,
+    Model,
+    add_to_bags,
+    bag,
+    check_arguments,
+    indicators,
+    lookup,
+    training_losses,
+)
 from partwise.types import UserError
 
 TABLE = jnp.arange(12.0).reshape(4, 3) + 1
@@ -34,6 +44,25 @@ def test_the_gradient_of_a_bag_is_that_of_the_sum():
     np.testing.assert_allclose(of_bag, of_sum, rtol=1e-6)
     many = jax.vmap(lambda ids: bag(TABLE, ids))(jnp.stack([IDS, IDS[::-1]]))
     np.testing.assert_allclose(many[1], bag(TABLE, IDS)[::-1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("small", [0, 1024])
+def test_rows_are_added_to_all_rows_of_a_bag(monkeypatch, small):
+    """In a pass over the table, or row by row: `bag` is the transpose. Lanes have bags of their own lengths."""
+    monkeypatch.setattr(spec, "SMALL_TABLE", small)
+    rows = jnp.arange(9.0).reshape(3, 3)
+    transposed = jax.grad(lambda table: jnp.vdot(bag(table, IDS), rows))(TABLE)
+    np.testing.assert_array_equal(add_to_bags(TABLE, IDS, rows), TABLE + transposed)
+    ids = jnp.stack([IDS, jnp.where(jnp.arange(3) == 0, IDS, -1)])
+    for lanes in ((0, 0, 0), (None, 0, None)):
+        given = [
+            each if lane is None else jnp.stack([each, each + 2])
+            for each, lane in zip((TABLE, rows), (lanes[0], lanes[2]), strict=True)
+        ]
+        found = jax.jit(jax.vmap(add_to_bags, in_axes=lanes))(given[0], ids, given[1])
+        for i in range(2):
+            alone = [each if lane is None else each[i] for each, lane in zip(given, lanes[::2], strict=True)]
+            np.testing.assert_array_equal(found[i], add_to_bags(alone[0], ids[i], alone[1]))
 
 
 def test_indicators_count():

@@ -86,7 +86,7 @@ class Partition:
                 path,
                 leaf.shape,
                 leaf.dtype.name,
-                {**asdict(self.roles[path]), "psi": self.roles[path].psi.name},
+                _traits(self.roles[path]),
             ]
             for path, leaf in self.shapes.items()
         ]
@@ -105,6 +105,10 @@ class Partition:
     def is_whole(self, space: str) -> bool:
         """Whether steps work on the client's whole slice. If not, they work on the rows of the batch's ids."""
         return not self.columns[space] or any(self.roles[path].whole for path in self.spaces[space])
+
+    def is_summed(self, space: str) -> bool:
+        """Whether steps work on the sums of the rows of every example's ids."""
+        return any(self.roles[path].summed for path in self.spaces[space])
 
     def block(self, space: str) -> int:
         """How many ids of the space's columns share a key."""
@@ -269,8 +273,28 @@ def _role(path: str, rules: Mapping[str, Role]) -> Role:
     return role
 
 
+def _traits(role: Role) -> dict[str, Any]:
+    """What a role says about messages. How a client computes is its own affair."""
+    traits = {**asdict(role), "psi": role.psi.name}
+    del traits["summed"]
+    return traits
+
+
+def _check_summed(result: Partition, space: str) -> None:
+    roles = [result.roles[path] for path in result.spaces[space]]
+    plain = all(role.summed and not role.whole and role.block == 1 for role in roles)
+    if not plain or len(result.columns[space]) != 1:
+        raise UserError(
+            f"a leaf of key space '{space}' has summed=True: then all its leaves must have it, without whole and "
+            f"block ({', '.join(result.spaces[space])}), and one column must name the keys, not "
+            f"{len(result.columns[space])}. Leave out summed=True"
+        )
+
+
 def _check_spaces(result: Partition) -> None:
     for space, paths in result.spaces.items():
+        if result.is_summed(space):
+            _check_summed(result, space)
         for path in paths:
             shape, axis = result.shapes[path].shape, result.roles[path].axis
             if not -len(shape) <= axis < len(shape):

@@ -30,6 +30,7 @@ class Role:
     block: int = 1
     interleaved: bool = False
     whole: bool = False
+    summed: bool = False
     fill: float = 0.0
     psi: Psi = take
 
@@ -66,6 +67,7 @@ def keyed(
     block: int = 1,
     interleaved: bool = False,
     whole: bool = False,
+    summed: bool = False,
     fill: float = 0.0,
     psi: Psi | str = take,
 ) -> Role:
@@ -80,6 +82,8 @@ def keyed(
         interleaved: See `block`.
         whole: Whether the loss depends on all of a client's slice, not only on the entries that its examples
             name (outputs of a softmax). A space without columns is always treated so.
+        summed: Whether a model uses nothing but the sum of an example's rows, as `bag` does. A step then takes one
+            row for an example, which is that sum, and the example's ids become one id.
         fill: The value of padding, for clients with fewer keys than the largest (a bias of -1e9 before a
             softmax).
         psi: What is sent for a key: "take" (the values), "float16", "int8", or a Psi of your own.
@@ -97,6 +101,7 @@ def keyed(
         block=block,
         interleaved=interleaved,
         whole=whole,
+        summed=summed,
         fill=fill,
         psi=psi,
     )

@@ -21,6 +21,9 @@ from partwise.types import Params, UserError
 
 Batch = dict[str, jax.Array]
 FUSED_EXAMPLES = 32  # largest batch whose gradient `bag` writes as a sum over examples
+SMALL_TABLE = (
+    1024  # numbers in a table for each id of an example, up to which a pass over the table costs less
+)
 UNROLLED = 10  # ids that `bag` adds up in one step of its loop
 
 
@@ -86,6 +89,9 @@ class Model(NamedTuple):
             expensive for them (for example a sampled softmax). Evaluation always uses `predict` and `loss`.
         module: parameters -> a module of the framework that the model was written in, with these values. None for
             a model of plain functions.
+        rebuild_loss: As `train_loss`, what a reconstruction of the local part minimises, if this is another loss.
+            What is in it besides the local part is learned only by an update through the reconstruction
+            (`client.through`).
     """
 
     init: Callable[[jax.Array], Params]
@@ -95,6 +101,7 @@ class Model(NamedTuple):
     weight: Callable[[Batch], jax.Array] = one_per_example
     train_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
     module: Callable[[Params], Any] | None = None
+    rebuild_loss: Callable[[Params, Batch, jax.Array], jax.Array] | None = None
 
 
 CALLED_WITH = {"predict": ("params", "batch", "rng"), "loss": ("outputs", "batch")}
@@ -194,7 +201,8 @@ def bag(table: jax.Array, ids: jax.Array) -> jax.Array:
     It equals `lookup(table, ids).sum(1)`, but does not hold the rows of all ids at once. Its gradient is one
     matrix product.
     """
-    last = jnp.max(jnp.where(ids >= 0, jnp.arange(1, ids.shape[1] + 1), 0), initial=0)  # most bags are short
+    if ids.shape[1] == 1:
+        return lookup(table, ids[:, 0])
     padded = jnp.pad(ids, [(0, 0), (0, -ids.shape[1] % UNROLLED)], constant_values=-1)
 
     def add(step: jax.Array, total: jax.Array) -> jax.Array:
@@ -203,8 +211,13 @@ def bag(table: jax.Array, ids: jax.Array) -> jax.Array:
         return total
 
     return jax.lax.fori_loop(
-        0, -(-last // UNROLLED), add, jnp.zeros((ids.shape[0], *table.shape[1:]), table.dtype)
+        0, -(-_longest(ids) // UNROLLED), add, jnp.zeros((ids.shape[0], *table.shape[1:]), table.dtype)
     )
+
+
+def _longest(ids: jax.Array) -> jax.Array:
+    """The length of the longest bag; most are short."""
+    return jnp.max(jnp.where(ids >= 0, jnp.arange(1, ids.shape[1] + 1), 0), initial=0)
 
 
 def _bag_forward(table: jax.Array, ids: jax.Array) -> tuple[jax.Array, Any]:
@@ -230,3 +243,36 @@ def _sum_of_products(occurs: jax.Array, gradient: jax.Array) -> jax.Array:
 
 
 bag.defvjp(_bag_forward, _bag_backward)
+
+
+def add_to_bags(table: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    """The table [n, ...] with the row of every example [B, ...] added to the rows of the example's ids [B, L]. The
+    id -1 is ignored. `bag` is its transpose."""
+    added = lambda table, ids, rows: table + _bag_backward((ids, table), rows)[0]
+    flat, flat_rows = table.reshape(len(table), -1), rows.reshape(len(rows), -1)
+    if table.size <= SMALL_TABLE * ids.shape[1]:
+        return added(flat, ids, flat_rows).reshape(table.shape)
+    total = jax.lax.platform_dependent(flat, ids, flat_rows, cpu=_add_in_turn, default=added)
+    return total.reshape(table.shape)
+
+
+@jax.custom_batching.custom_vmap
+def _add_in_turn(table: jax.Array, ids: jax.Array, rows: jax.Array) -> jax.Array:
+    """`add_to_bags` on the rows that are named alone: the first id of all examples, then the second, ..."""
+    at = jnp.where(ids >= 0, ids, len(table))
+    add = lambda i, table: table.at[at[:, i]].add(rows, mode="drop")
+    return jax.lax.fori_loop(0, _longest(ids), add, table)
+
+
+@_add_in_turn.def_vmap
+def _add_in_lanes(size: int, batched: Any, table: Any, ids: Any, rows: Any) -> tuple[jax.Array, bool]:
+    """Lanes are one table below the other, so that the loop ends with the longest bag of all."""
+    given = [
+        each if has_lanes else jnp.broadcast_to(each, (size, *each.shape))
+        for each, has_lanes in zip((table, ids, rows), batched, strict=True)
+    ]
+    table, ids, rows = given
+    shift = jnp.arange(size).reshape(-1, 1, 1) * table.shape[1]
+    flat = lambda each: each.reshape(-1, *each.shape[2:])
+    added = _add_in_turn(flat(table), flat(jnp.where(ids >= 0, ids + shift, -1)), flat(rows))
+    return added.reshape(table.shape), True
