@@ -155,3 +155,29 @@ def test_what_a_recommendation_takes():
     console = Console(record=True, width=80)
     bench.show_table(console, result)
     assert "ten best" in console.export_text()
+
+
+def test_one_process_and_two_are_measured_in_turns():
+    [case] = bench.BENCHMARKS["processes"].cases(True)
+    told = bench.measure_processes(case, "not read, because the task is generated")
+    one, two = told["seconds_per_round"], told["seconds_per_round_apart"]
+    assert min(one, two) > 0
+    assert told["ratios"] == [pytest.approx(two / one)]
+    console = Console(record=True, width=80)
+    bench.show_table(console, {"name": "processes", "results": [told]})
+    assert "2 processes" in console.export_text()
+
+
+def test_the_cases_of_processes_fit_their_tasks(liked_folder):
+    ratings, posts = (case.changes["training"] for case in bench.BENCHMARKS["processes"].cases(False))
+    few = {"data.num_clients": 60}
+    for training in (ratings._replace(data=str(liked_folder)), posts._replace(changes=posts.changes | few)):
+        _, config = training.resolved()
+        assert config.simulation.lanes > 0
+        assert training.rounds > config.simulation.rounds_per_call  # the first call is left out
+
+
+def test_a_mistake_in_what_processes_train_is_told():
+    case = bench.BENCHMARKS["processes"].cases(False)[0]
+    with pytest.raises(UserError, match="there_is_no_such_folder"):
+        bench.measure_processes(case, "there_is_no_such_folder")

@@ -8,6 +8,7 @@ from partwise.bench.case import Case as Case
 from partwise.bench.costs import measure_agent as measure_agent
 from partwise.bench.costs import measure_polling as measure_polling
 from partwise.bench.costs import measure_private_slices as measure_private_slices
+from partwise.bench.costs import measure_processes as measure_processes
 from partwise.bench.costs import measure_recommend as measure_recommend
 from partwise.bench.costs import measure_sum as measure_sum
 from partwise.bench.trainings import GENERATED as GENERATED

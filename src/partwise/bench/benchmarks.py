@@ -19,7 +19,7 @@ from partwise.bench import costs, training_cases
 from partwise.bench.case import Case, Columns
 from partwise.bench.trainings import COLUMNS, measure
 from partwise.privacy import slices_cost
-from partwise.reports import recommend_seconds, remote_seconds
+from partwise.reports import process_seconds, recommend_seconds, remote_seconds
 from partwise.types import UserError, unknown
 
 
@@ -60,6 +60,12 @@ BENCHMARKS: dict[str, Benchmark] = {
         costs.private_slices,
         slices_cost.COLUMNS,
         slices_cost.NOTE,
+    ),
+    "processes": Benchmark(
+        "A run in one process with two devices, and in two processes with one device each",
+        costs.processes,
+        process_seconds.COLUMNS,
+        process_seconds.NOTE,
     ),
     "recommend": Benchmark(
         "The best of a catalogue for one client, by the number of items",

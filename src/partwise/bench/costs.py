@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from partwise.bench.case import Case, Columns
+from partwise.bench.trainings import GENERATED
 from partwise.privacy import slices_cost
-from partwise.reports import recommend_seconds, remote_seconds
+from partwise.reports import process_seconds, recommend_seconds, remote_seconds
 
 
 def deployment(quick: bool) -> list[Case]:
@@ -89,6 +90,21 @@ def measure_remote(case: Case, data: str | None) -> dict[str, Any]:
     """What a round takes on clients that are elsewhere."""
     measured = remote_seconds.measure_remote(case.task, case.rounds, **case.changes)
     return {"case": case.name, **measured}
+
+
+def processes(quick: bool) -> list[Case]:
+    """A run in one process, and the same in two."""
+    return [
+        Case(name, training.task, {"training": training, "pairs": pairs}, training.rounds, measure_processes)
+        for name, training, pairs in process_seconds.cases(quick)
+    ]
+
+
+def measure_processes(case: Case, data: str | None) -> dict[str, Any]:
+    """What a round takes in one process and in two. Only a task that is not generated reads `data`."""
+    training, pairs = case.changes["training"], case.changes["pairs"]
+    known = training if training.task in GENERATED else training._replace(data=data)
+    return {"case": case.name, **process_seconds.measure_processes(known, pairs)}
 
 
 def _spread(name: str) -> Callable[[Mapping[str, Any]], str]:

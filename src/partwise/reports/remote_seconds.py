@@ -27,7 +27,7 @@ NOTE = (
 PLACES = {"local disk": None, "object store": 0.0, "50 ms away": 0.05}  # seconds before an answer
 WRITERS = {"data.network": "2nn", "algorithm": "fed_avg", "update.epochs": 5, "simulation.lanes": 1}
 WRITERS |= {"data.num_clients": 700, "cohort.size": 50, "simulation.rounds_per_call": 2}
-RATINGS = {"data.num_clients": 100_000, "data.mean_examples": 100, "cohort.size": 50, "simulation.lanes": 8}
+RATINGS = {"data.num_clients": 130_000, "data.mean_examples": 100, "cohort.size": 50, "simulation.lanes": 8}
 Line = tuple[str, str, Mapping[str, Any], int, float | None]
 
 
