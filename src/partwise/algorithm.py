@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.client.state import Client, Progress, received_slices, whole_leaves
+from partwise.client.state import Client, Progress, received_slices, value_leaves
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
@@ -116,6 +116,6 @@ def contribute(algorithm: Algorithm, client: Client) -> Done:
 def change(client: Client, progress: Progress) -> dict[str, jax.Array]:
     """Delta_i = g_i - g (FedRecon, Algorithm 1)."""
     shared = {path: leaf - client.received.shared[path] for path, leaf in progress.shared.items()}
-    received = received_slices(client, whole_leaves(client))
-    whole = {path: progress.keyed[path] - rows for path, rows in received.items()}
-    return {**shared, **progress.keyed, **whole}
+    received = received_slices(client, [path for path in value_leaves(client) if path in progress.keyed])
+    moved = {path: progress.keyed[path] - rows for path, rows in received.items()}
+    return {**shared, **progress.keyed, **moved}

@@ -19,6 +19,10 @@ class UserError(ValueError):
     """
 
 
+class DivergedError(UserError):
+    """A training went wrong, and its rounds are useless. The folder of the run keeps the reason."""
+
+
 class RunWarning(Warning):
     """A problem that does not stop a run, but that the user should know about. The command line prints it as
     a sentence."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.client.split import Subset, alternate, everything, halves, last, none
+from partwise.client.split import STRIDES, Subset, alternate, everything, halves, in_other_order, last, none
 from partwise.types import UserError
 
 
@@ -65,3 +65,12 @@ def test_last_examples_are_query_and_all_before_them_support():
             assert len(query) == min(n, count)
     with pytest.raises(UserError, match="at least 1"):
         last(0)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 10, 11, 10_007, 20_014, 50_000])
+@pytest.mark.parametrize("stride", STRIDES[::7])
+def test_another_order_has_every_example_once(n, stride):
+    split = in_other_order(alternate(5), stride, first=n // 3)
+    found = [subset.index(np.arange(subset.count(n)), n) for subset in split]
+    assert [len(part) for part in found] == [subset.count(n) for subset in alternate(5)]
+    np.testing.assert_array_equal(np.sort(np.concatenate(found)), np.arange(n))

@@ -123,6 +123,14 @@ RULES: tuple[Rule, ...] = (
         (f"update.{name}", _of(lambda c: c.update.method == "solve", "update.method = solve takes no steps"))
         for name in (*STEPS, "begin", "joint")
     ),
+    *(
+        (
+            f"update.{name}",
+            _of(lambda c: c.update.method == "through", "update.method = through takes one plain step"),
+        )
+        for name in (*STEPS, "begin", "joint")
+        if name != "rate"
+    ),
     (
         "update.pull",
         _of(lambda c: c.update.method != "solve", "update.method = {c.update.method} does not read it"),

@@ -21,6 +21,9 @@ class Prepared(NamedTuple):
     recruiting: Recruiting
     evaluation: Build  # for validation and test clients
     evaluated: Setting
+    checked: Build | None = (
+        None  # whose model is checked before the first round, if it is not that of `build`
+    )
 
 
 class AlgorithmEntry(NamedTuple):

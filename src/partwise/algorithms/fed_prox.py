@@ -16,7 +16,7 @@ from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
 from partwise.client.batches import Schedule
 from partwise.client.fit import ClientOptimizer, Extra
-from partwise.client.state import Client, Progress, received_slices, whole_leaves
+from partwise.client.state import Client, Progress, received_slices, value_leaves
 from partwise.client.update import by_steps
 from partwise.config.parts import (
     make_aggregator,
@@ -61,7 +61,7 @@ def proximal(mu: Any) -> Callable[[Client], Extra]:
     """The gradient of (mu / 2) |x - x(0)|^2, where x(0) is what the client received (eq. 2)."""
 
     def extra(client: Client) -> Extra:
-        received = received_slices(client, whole_leaves(client))
+        received = received_slices(client, value_leaves(client))
 
         def gradient(now: Progress) -> dict[str, dict[str, jax.Array]]:
             shared = {path: mu * (x - client.received.shared[path]) for path, x in now.shared.items()}

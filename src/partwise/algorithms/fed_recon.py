@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from partwise.algorithm import Algorithm, Build, change, choices
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct, check_solvable
-from partwise.client.split import Split, everything
+from partwise.client.split import STRIDES, Split, everything, in_other_order
 from partwise.client.state import Client, Progress, begin, total_weight, with_deltas
+from partwise.client.through import Through
 from partwise.client.update import Update
 from partwise.config.judged import check_judged, check_rebuilt, judged_setting, server_side
 from partwise.config.parts import (
@@ -23,6 +27,7 @@ from partwise.config.parts import (
     make_recruiting,
     make_server_optimizer,
     make_split,
+    make_through,
     make_update,
     rates_of,
 )
@@ -48,7 +53,7 @@ def fed_recon(
     *,
     split: Split,
     reconstruct: Reconstruct,
-    update: Update,
+    update: Update | Through,
     optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,
     passes: int = 1,
@@ -56,6 +61,7 @@ def fed_recon(
     choose: Mapping[str, Choice] | None = None,
     check: Callable[[Client], None] | None = None,
     fine_tune: Update | None = None,
+    reorder: bool = False,
 ) -> Algorithm:
     """Federated Reconstruction: S, R, U and the server step. Evaluation is RECONEVAL.
 
@@ -64,7 +70,7 @@ def fed_recon(
         partition: The roles of its leaves.
         split: S, how a client's examples are split into support and query set.
         reconstruct: R, how the local part is rebuilt from the support set (`client.reconstruct`).
-        update: U, how shared and keyed parts are trained on the query set (`client.update`).
+        update: U, how shared and keyed parts are trained on the query set (`client.update`, `client.through`).
         optimizer: The server's optimizer.
         aggregator: How updates are combined (default: the mean weighted by query examples).
         passes: With more than 1, R and U are repeated on the client. Each starts where the other ended:
@@ -75,16 +81,19 @@ def fed_recon(
         check: Raises `UserError` if the algorithm does not fit a client's model and data.
         fine_tune: Steps on shared and keyed parts before the metrics of an evaluation, again on the support
             set (section 5.2, FedRecon + Finetune); None for no steps.
+        reorder: Whether training splits a client's examples in another order in every round.
     """
     evaluated = evaluation_split or split
 
     def client_update(client: Client) -> Report:
         trained = Trained(begin(client), zero_sums())
+        support, query = _reordered(client, split) if reorder else split
+        train = update.given(support) if isinstance(update, Through) else update
         for number in range(passes):
             here = _phase(client, 2 * number)
-            progress = reconstruct(here, trained.progress, split.support)  # l_i <- R(D_s, L, g)
-            trained = update(_phase(client, 2 * number + 1), progress, split.query)  # g_i <- U(D_q, l_i, g)
-        weight = total_weight(client, split.query)  # n_i <- |D_q|
+            progress = reconstruct(here, trained.progress, support)  # l_i <- R(D_s, L, g)
+            trained = train(_phase(client, 2 * number + 1), progress, query)  # g_i <- U(D_q, l_i, g)
+        weight = total_weight(client, query)  # n_i <- |D_q|
         return Report(change(client, with_deltas(client, trained.progress)), weight, trained.loss)
 
     def personalize(client: Client, start: Progress) -> Progress:
@@ -106,6 +115,15 @@ def fed_recon(
         optimizer=optimizer,
         choose=choices(partition, choose),
         check=check,
+    )
+
+
+def _reordered(client: Client, split: Split) -> Split:
+    """The split of this client's examples in an order of this round's own."""
+    stride, first = jax.random.split(child(client.rng, "order"))
+    count = jnp.maximum(client.examples.count, 1)
+    return in_other_order(
+        split, jax.random.choice(stride, jnp.array(STRIDES)), jax.random.randint(first, (), 0, count)
     )
 
 
@@ -137,6 +155,7 @@ def recon_build(
     clients."""
     part, here = config.reconstruct, make_split(config.split)
     make_reconstruct(config, rates_of(config))  # raises errors here, not during compilation
+    train = make_through if config.update.method == "through" else make_update
     choose = make_choices(setting, config)
     aggregator = make_aggregator(setting, config, store)
 
@@ -146,7 +165,7 @@ def recon_build(
             setting.partition,
             split=here,
             reconstruct=make_reconstruct(config, rates),
-            update=make_update(config, rates),
+            update=train(config, rates),
             optimizer=make_server_optimizer(config, rates),
             aggregator=aggregator,
             choose=choose,
@@ -154,6 +173,7 @@ def recon_build(
             evaluation_split=judged or make_evaluation_split(config),
             check=check_solvable if part.method == "solve" else None,
             fine_tune=make_fine_tune(config, rates),
+            reorder=config.split.kind == "random",
         )
 
     return build

@@ -10,6 +10,7 @@ from typing import Any
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.config.secure_sums import secured
 from partwise.config.settings import Config, shared_keys
+from partwise.model.precision import with_precision
 from partwise.plugins import Lazy, find, find_all
 from partwise.tasks.base import Task, algorithm_of, defaults_for
 from partwise.types import UserError
@@ -56,10 +57,33 @@ def prepare(task: Task, config: Config) -> Prepared:
             f"{config.algorithm} tells the server more than a noisy sum of clipped updates, so it cannot keep the "
             f"promise of privacy.clip: use fed_recon, fed_select or fed_avg"
         )
+    if config.update.precision != "float32":
+        _check_steps(config)
+        prepared = _rounding(prepared, config.update.precision)
     if config.privacy.sums == "plain" and not config.privacy.keys:
         return prepared
     secure = partial(secured, config=config, num_clients=prepared.store.num_clients)
     return prepared._replace(build=lambda rates: secure(prepared.build(rates)))
+
+
+def _rounding(prepared: Prepared, precision: str) -> Prepared:
+    """With clients whose steps have this precision. They are judged and checked in float32, because two ways to
+    the same sum differ if they are rounded to 16 bits."""
+
+    def build(rates: Any) -> Any:
+        algorithm = prepared.build(rates)
+        return algorithm._replace(model=with_precision(algorithm.model, precision))
+
+    return prepared._replace(build=build, checked=prepared.build)
+
+
+def _check_steps(config: Config) -> None:
+    solved = [f"{n}.method" for n in ("update", "reconstruct") if getattr(config, n).method == "solve"]
+    if config.update.precision != "float32" and solved:
+        raise UserError(
+            f"update.precision = {config.update.precision} is for steps, and {' and '.join(solved)} = solve needs "
+            f"float32: use steps, or leave update.precision out"
+        )
 
 
 def settings_for(defaults: Mapping[str, Any], algorithm: str) -> dict[str, Any]:

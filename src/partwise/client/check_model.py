@@ -1,6 +1,7 @@
 """Check on the first examples of one client that a model does what its partition says.
 
-Rows that examples do not name must not change the model's outputs for them, unless the space is `whole`.
+Rows that examples do not name must not change the model's outputs for them, unless the space is `whole`. If only
+sums of rows are used (`summed`), nothing may depend on how many ids an example has.
 Padding rows must never change a loss. Both are compared with a slow and simple computation: the model on the
 client's whole slice, and on a slice without padding.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from partwise.client.batches import Drawn, Schedule, draw
 from partwise.client.split import everything
 from partwise.client.state import Client, batch_loss, begin, outputs_of, read
 from partwise.model.partition import Partition
+from partwise.model.spec import Metric
 from partwise.randomness import child
 from partwise.selection.padding import not_whole
 from partwise.types import UserError
@@ -60,11 +63,26 @@ def _check_weights(client: Client) -> None:
 def _check_rows(client: Client, space: str) -> None:
     client = _shaken(client)
     whole = client._replace(partition=_as_whole(client.partition, space))
+    if client.partition.is_summed(space):
+        _check_sums(client, whole, space)
+        return
     few, all_of_them = _values([client, whole], _judged)
     if not _same(few, all_of_them):
         raise not_whole(
             space, f"loss is {few:.6g} with the rows that they name and {all_of_them:.6g} with all. {NOWHERE}"
         )
+
+
+def _check_sums(client: Client, whole: Client, space: str) -> None:
+    """An example's ids are one id in its batch, so nothing that is computed from the batch may count them."""
+    few, all_of_them = _values([client, whole], _told)
+    for name, value in few.items():
+        if not _same(value, all_of_them[name]):
+            raise UserError(
+                f"the model uses more than the sum of the rows of key space '{space}' that an example names: its "
+                f"{name} is {value:.6g} with the sums and {all_of_them[name]:.6g} with the rows. Leave out "
+                f"summed=True"
+            )
 
 
 def _check_padding(client: Client, space: str) -> None:
@@ -128,6 +146,26 @@ def _judged(client: Client) -> jax.Array:
     return jnp.sum(losses, dtype=jnp.float32) / jnp.maximum(need.mask.sum(), 1)
 
 
+def _told(client: Client) -> dict[str, jax.Array]:
+    """All that a model says of the first examples, each as a mean."""
+    model, progress = client.model, begin(client)
+    rows, need = read(client, progress, _first(client))
+    outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
+    told = {"loss": model.loss(outputs, need.batch), "weight": model.weight(need.batch)}
+    for name, metric in model.metrics.items():
+        if isinstance(metric, Metric):
+            told[f"metric '{name}'"] = metric.values(outputs, need.batch)
+            told[f"weight in metric '{name}'"] = (metric.weight or model.weight)(need.batch)
+        else:
+            told[f"score in metric '{name}'"] = metric.scores(outputs, need.batch)
+            told[f"label in metric '{name}'"] = metric.labels(need.batch)
+    total = lambda each: jnp.sum(
+        jnp.where(need.mask, each.reshape(len(each), -1).sum(1), 0), dtype=jnp.float32
+    )
+    means = {name: total(each) / jnp.maximum(need.mask.sum(), 1) for name, each in told.items()}
+    return means | ({"training loss": _trained(client)} if model.train_loss else {})
+
+
 def _trained(client: Client) -> jax.Array:
     """The mean loss of the first examples, as in training steps."""
     progress = begin(client)
@@ -139,9 +177,9 @@ def _first(client: Client) -> Drawn:
     return draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0))
 
 
-def _values(clients: Sequence[Client], loss: Callable[[Client], jax.Array]) -> list[float]:
+def _values(clients: Sequence[Client], loss: Callable[[Client], Any]) -> list[Any]:
     """The loss of each client, computed in one program because that compiles faster."""
-    return [float(value) for value in jax.jit(lambda: [loss(client) for client in clients])()]
+    return jax.tree_util.tree_map(float, jax.jit(lambda: [loss(client) for client in clients])())
 
 
 def _same(a: float, b: float) -> bool:

@@ -27,6 +27,7 @@ from partwise.client.state import (
     put_parts,
     read,
     received_slices,
+    value_leaves,
     whole_leaves,
     with_deltas,
 )
@@ -121,7 +122,7 @@ def _sgd(rate: float | jax.Array) -> _Move:
             jnp.add, get_parts(now, dense), {group: change[group] for group in dense}
         )
         if "keyed" in groups:
-            moved["keyed"] = _add_rows(client, now.keyed, change["keyed"], need)
+            moved["keyed"] = add_rows(client, now.keyed, change["keyed"], need)
         return put_parts(now, _with(moved, pushed)), state
 
     return _Move(lambda *given: (), step)
@@ -133,7 +134,7 @@ def _with(parts: Mapping[str, Any], more: Mapping[str, Mapping[str, jax.Array]])
     return {group: add(part, more.get(group, {})) for group, part in parts.items()}
 
 
-def _add_rows(
+def add_rows(
     client: Client, into: Mapping[str, Any], rows: Mapping[str, Any], need: slices.BatchRows
 ) -> dict:
     """Add to whole slices the rows that are keys (padding stays as it is), and to the other leaves the
@@ -153,7 +154,7 @@ def _optax(optimizer: optax.GradientTransformation) -> _Move:
     def values(client: Client, now: Progress, groups: tuple[Group, ...]) -> dict[str, Any]:
         parts = get_parts(now, groups)
         if "keyed" in groups:
-            received = received_slices(client, [p for p in parts["keyed"] if p not in whole_leaves(client)])
+            received = received_slices(client, [p for p in parts["keyed"] if p not in value_leaves(client)])
             parts["keyed"] |= {path: rows + parts["keyed"][path] for path, rows in received.items()}
         return parts
 
@@ -161,7 +162,7 @@ def _optax(optimizer: optax.GradientTransformation) -> _Move:
         old = get_parts(now, groups)
         if "keyed" in groups:
             zeros = jax.tree_util.tree_map(jnp.zeros_like, old["keyed"])
-            gradients = gradients | {"keyed": _add_rows(client, zeros, gradients["keyed"], need)}
+            gradients = gradients | {"keyed": add_rows(client, zeros, gradients["keyed"], need)}
         changes, new_state = optimizer.update(_with(gradients, more), state, values(client, now, groups))
         new = tree.where(active, optax.apply_updates(old, changes), old)
         return put_parts(now, new), tree.where(active, tree.like(new_state, state), state)

@@ -16,7 +16,7 @@ from partwise.client.batches import Schedule
 from partwise.client.fit import ClientOptimizer, fit
 from partwise.client.solve import check_quadratic, solve
 from partwise.client.split import Subset
-from partwise.client.state import Client, Progress, anchor, total_weight
+from partwise.client.state import Client, Progress, anchor, rebuilding, total_weight
 from partwise.types import UserError
 
 Reconstruct = Callable[[Client, Progress, Subset], Progress]
@@ -41,7 +41,8 @@ def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) ->
         def pulling(now: Progress) -> dict[str, dict[str, jax.Array]]:
             return {"local": {path: 2 * pull / count * (x - target[path]) for path, x in now.local.items()}}
 
-        trained = fit(client, progress, support, schedule, optimizer, ("local",), pulling if pulled else None)
+        more = pulling if pulled else None
+        trained = fit(rebuilding(client), progress, support, schedule, optimizer, ("local",), more)
         return trained.progress
 
     return procedure
@@ -51,12 +52,14 @@ def by_solving(pull: Any, batch_size: int = 32) -> Reconstruct:
     """The exact minimum, for losses that are least squares in the local part (patent: closed form)."""
     if isinstance(pull, float | int) and pull < 0:
         raise UserError(f"the pull of a closed-form reconstruction must not be negative, not {pull}")
-    return lambda client, progress, support: solve(client, progress, support, ("local",), pull, batch_size)
+    return lambda client, progress, support: solve(
+        rebuilding(client), progress, support, ("local",), pull, batch_size
+    )
 
 
 def check_solvable(client: Client) -> None:
     """Raise `UserError` unless this client's loss is least squares in the local part."""
-    check_quadratic(client, ("local",))
+    check_quadratic(rebuilding(client), ("local",))
 
 
 def skip() -> Reconstruct:

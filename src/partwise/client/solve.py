@@ -54,25 +54,12 @@ def solve(
     if x0.size == 0:
         return progress
     offset = x0 - _raveled(anchor(client, progress), groups)[0]
-    schedule = Schedule(batch_size)
-
-    def place(x: jax.Array) -> Progress:
-        return put_parts(progress, rebuild(x))
-
-    def summed(of: Callable[[Callable[[jax.Array], jax.Array]], Any], zero: Any) -> Any:
-        """The sum over batches of `of(loss of that batch as a function of x)`."""
-
-        def body(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
-            value = of(lambda x: _total_loss(client, place(x), drawn))
-            return jax.tree_util.tree_map(lambda a, b: a + jnp.where(drawn.mask.any(), b, 0), carry, value)
-
-        return over_batches(body, zero, client.examples, subset, schedule)
-
+    place = lambda x: put_parts(progress, rebuild(x))
+    summed = lambda of, zero: _summed(client, place, subset, batch_size, of, zero)
     if x0.size <= MOST_DENSE:
         zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
         g, H = summed(lambda f: (jax.grad(f)(x0), jax.hessian(f)(x0)), zero)
-        H = H + jnp.maximum(2 * pull, _ridge(H)) * jnp.eye(x0.size, dtype=x0.dtype)
-        step = solve_positive(H, g + 2 * pull * offset)
+        step = solve_positive(_pulled(H, pull), g + 2 * pull * offset)
     else:
         g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
         product = lambda v: (
@@ -80,6 +67,40 @@ def solve(
         )
         step, _ = jax.scipy.sparse.linalg.cg(product, g + 2 * pull * offset, tol=1e-7, maxiter=CG_STEPS)
     return place(x0 - step)
+
+
+def curvature(client: Client, progress: Progress, subset: Subset, pull: Any, batch_size: int) -> jax.Array:
+    """H of the local part, with the pull: the matrix with which `solve` finds it."""
+    x0, rebuild = _raveled(progress, ("local",))
+    if x0.size > MOST_DENSE:
+        raise UserError(
+            f"the update through the reconstruction builds a matrix of the local part, which has {x0.size} numbers "
+            f"and may have {MOST_DENSE}: use update.method = steps"
+        )
+    place = lambda x: put_parts(progress, rebuild(x))
+    zero = jnp.zeros((x0.size, x0.size), x0.dtype)
+    return _pulled(_summed(client, place, subset, batch_size, lambda f: jax.hessian(f)(x0), zero), pull)
+
+
+def _summed(
+    client: Client,
+    place: Callable[[jax.Array], Progress],
+    subset: Subset,
+    batch_size: int,
+    of: Callable[[Callable[[jax.Array], jax.Array]], Any],
+    zero: Any,
+) -> Any:
+    """The sum over batches of `of(loss of that batch as a function of x)`."""
+
+    def body(i: jax.Array, drawn: Drawn, carry: Any) -> Any:
+        value = of(lambda x: _total_loss(client, place(x), drawn))
+        return jax.tree_util.tree_map(lambda a, b: a + jnp.where(drawn.mask.any(), b, 0), carry, value)
+
+    return over_batches(body, zero, client.examples, subset, Schedule(batch_size))
+
+
+def _pulled(H: jax.Array, pull: Any) -> jax.Array:
+    return H + jnp.maximum(2 * pull, _ridge(H)) * jnp.eye(len(H), dtype=H.dtype)
 
 
 def _raveled(progress: Progress, groups: tuple[Group, ...]) -> tuple[jax.Array, Callable[[jax.Array], Any]]:

@@ -17,8 +17,7 @@ Number = Any  # an int, a numpy or a jax integer array
 
 
 class Subset(NamedTuple):
-    """`count(n)` of n examples. `index(j, n)` is the number of the j-th of them. Both grow with their
-    arguments."""
+    """`count(n)` of n examples. `index(j, n)` is the number of the j-th of them. Counts grow with n."""
 
     count: Callable[[Number], Number]
     index: Callable[[Number, Number], Number]
@@ -69,6 +68,35 @@ def halves(percent: int = 50) -> Split:
         Subset(first, lambda j, n: j),
         Subset(lambda n: n - first(n), lambda j, n: first(n) + j),
     )
+
+
+STRIDES = (
+    10007,
+    10009,
+    10037,
+    10039,
+    10061,
+    10067,
+    10069,
+    10079,
+)  # primes: they visit each of n examples once
+
+MOST_REORDERED = 46_341  # examples whose number squared is below 2^31
+
+
+def in_other_order(split: Split, stride: Number, first: Number) -> Split:
+    """The same split of a client's examples in another order: from the `first` on, `stride` apart, around their
+    end. If the stride divides their number, or there are too many, it is 1."""
+
+    def moved(subset: Subset) -> Subset:
+        def index(j: Number, n: Number) -> Number:
+            some = n * (n > 0) + (n <= 0)
+            step = stride % some * (n < MOST_REORDERED) * (n % stride != 0)
+            return (first + subset.index(j, n) * (step + (step == 0))) % some
+
+        return Subset(subset.count, index)
+
+    return Split(moved(split.support), moved(split.query))
 
 
 def last(count: int) -> Split:

@@ -37,8 +37,10 @@ class Progress(NamedTuple):
     """The client's parameters at some point of its round."""
 
     shared: Mapping[str, jax.Array]  # values
-    keyed: Mapping[str, jax.Array]  # values of the slice if steps work on all of it; else the change of
-    # its rows, which is missing until a row changes
+    keyed: Mapping[
+        str, jax.Array
+    ]  # values of the slice if steps work on all of it, or on sums of its rows; else
+    # the change of its rows. What steps do not work on whole is missing until a row changes
     local: Mapping[str, jax.Array]  # values
 
 
@@ -74,6 +76,12 @@ def whole_leaves(client: Client) -> tuple[str, ...]:
     return tuple(path for path in client.received.tables if parts.is_whole(parts.roles[path].space))
 
 
+def value_leaves(client: Client) -> tuple[str, ...]:
+    """The keyed leaves of which training has the values of the client's slice, not their change."""
+    roles, whole = client.partition.roles, whole_leaves(client)
+    return tuple(path for path in client.received.tables if path in whole or roles[path].summed)
+
+
 def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array]:
     """The client's slices of these leaves, as received."""
     keys = lambda path: client.examples.keys[client.partition.roles[path].space]
@@ -82,12 +90,15 @@ def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array
 
 
 def with_deltas(client: Client, progress: Progress) -> Progress:
-    """The progress with a delta (a change, zero at first) for every keyed leaf."""
+    """The progress with a delta (a change, zero at first) for every keyed leaf, or with the slice's values."""
     if len(progress.keyed) == len(client.received.tables):
         return progress
     capacities = {space: keys.capacity for space, keys in client.examples.keys.items()}
-    deltas = slices.empty_deltas(client.partition, client.received.tables, capacities)
-    return progress._replace(keyed={**deltas, **progress.keyed})
+    values = value_leaves(client)
+    changing = {path: table for path, table in client.received.tables.items() if path not in values}
+    deltas = slices.empty_deltas(client.partition, changing, capacities)
+    missing = [path for path in values if path not in progress.keyed]
+    return progress._replace(keyed={**deltas, **received_slices(client, missing), **progress.keyed})
 
 
 def anchor(client: Client, progress: Progress) -> Progress:
@@ -101,7 +112,8 @@ def anchor(client: Client, progress: Progress) -> Progress:
             leaf = client.received.shared[path]
         local[path] = client.received.shared.get(DEFAULT + path, leaf)
     zero = {path: jnp.zeros_like(delta) for path, delta in progress.keyed.items()}
-    keyed = {**zero, **received_slices(client, whole_leaves(client))}
+    values = [path for path in value_leaves(client) if path in progress.keyed]
+    keyed = {**zero, **received_slices(client, values)}
     return Progress(client.received.shared, keyed, local)
 
 
@@ -147,6 +159,12 @@ def _merged(client: Client, progress: Progress, rows: Mapping[str, jax.Array]) -
     """The model's parameters, as the client has them now."""
     server = {**client.received.frozen, **progress.shared, **rows}
     return client.partition.merge(server, local_values(client, progress))
+
+
+def rebuilding(client: Client) -> Client:
+    """The client with the loss that a reconstruction minimises."""
+    own = client.model.rebuild_loss
+    return client if own is None else client._replace(model=client.model._replace(train_loss=own))
 
 
 def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
+from partwise.client.through import Through
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
 from partwise.config.schedules import make_schedule_of_rate
@@ -69,6 +70,17 @@ def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     return update.by_steps(make_schedule(config), optimizer, part.joint)
 
 
+def make_through(config: Config, rates: Mapping[str, Any]) -> Through:
+    """The update through a closed-form reconstruction."""
+    if config.reconstruct.method != "solve" or config.update.optimizer != "sgd":
+        raise UserError(
+            f"update.method = through takes one step of SGD through the closed form, not with reconstruct.method = "
+            f"{config.reconstruct.method} and update.optimizer = {config.update.optimizer}: use reconstruct.method "
+            f"= solve and update.optimizer = sgd, or update.method = steps"
+        )
+    return Through(rates["pull"], rates["update"])
+
+
 def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | None:
     """What a client does to the shared and keyed parts before it is evaluated; None for nothing."""
     part = config.fine_tune
@@ -82,8 +94,8 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """The split function that the configuration names."""
-    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "last", "none"))
-    if part.kind == "alternate":
+    one_of(f"{section}.kind", part.kind, ("alternate", "random", "halves", "last", "none"))
+    if part.kind in ("alternate", "random"):
         return split.alternate(part.batch_size)
     if part.kind == "last":
         return split.last(part.count)
@@ -94,8 +106,8 @@ def make_evaluation_split(config: Config) -> split.Split:
     """How an evaluated client splits its examples."""
     if config.evaluation_split.kind != "same":
         return make_split(config.evaluation_split, "evaluation_split")
-    none = config.split.kind == "none"
-    return make_split(dataclasses.replace(config.split, kind="alternate") if none else config.split)
+    trained = config.split.kind in ("none", "random")
+    return make_split(dataclasses.replace(config.split, kind="alternate") if trained else config.split)
 
 
 def make_client_optimizer(name: str, rate: Any) -> Any:

@@ -109,7 +109,7 @@ def _pieces(key: str, text: str, rest: str) -> dict[int, float]:
     pieces = {}
     for each in rest.split(","):
         number, sign, factor = each.partition("=")
-        if not sign:
+        if not sign or number.strip().isalpha():
             raise UserError(
                 f"{key} = {text} should have ROUND=FACTOR, as in piecewise:100=0.1,200=0.1: from round 100 on, a "
                 f"tenth of the rate, and from round 200 on a tenth of that"

@@ -45,12 +45,12 @@ class CohortConfig:
 @dataclass(frozen=True)
 class SplitConfig:
     """Support and query sets. For evaluation, `kind` may also be `same`: as in training, or alternate if
-    training has none."""
+    training has none or random ones."""
 
     kind: str = setting(
         "alternate",
-        "support and query: alternate (batches), halves (first percent, rest), last (all but the last count, "
-        "these), none; evaluation also: same",
+        "support and query: alternate (batches), random (alternate, in an order that changes every round), halves "
+        "(first percent, rest), last (all but the last count, these), none; evaluation also: same",
     )
     batch_size: int = setting(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
     percent: int = setting(50, "share of the examples that is support (halves)", 1, 99)
@@ -77,7 +77,11 @@ class ReconstructConfig:
 class UpdateConfig:
     """U: how a client trains shared and keyed parts on its query set."""
 
-    method: str = setting("steps", "how shared and keyed parts are trained: steps, solve (closed form)")
+    method: str = setting(
+        "steps",
+        "how shared and keyed parts are trained: steps, solve (closed form), through (one step that sees how the "
+        "local part follows from them; with reconstruct.method = solve)",
+    )
     optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = setting(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
     schedule: str = setting("constant", "the rate over the rounds, as server.schedule")
@@ -90,6 +94,9 @@ class UpdateConfig:
         "first", "with which of its batches a client begins: first, or random in every round"
     )
     joint: bool = setting(False, "train the local part along")
+    precision: str = setting(
+        "float32", "of products in a client's steps: float32, bfloat16 (faster on accelerators)"
+    )
     pull: float = setting(1.0, "strength of the pull towards what was received (solve)", 0, LARGEST)
 
 
@@ -162,6 +169,11 @@ class SimulationConfig:
     backend: str = setting("compiled", "compiled, or plain (one client at a time; names the one that fails)")
     lanes: int = setting(0, "clients side by side on a device; 0: measured and chosen", 0, 65_536)
     rounds_per_call: int = setting(25, "rounds in one compiled call", 1, 10_000)
+    tables: str = setting(
+        "auto",
+        "where tables of keyed rows are: copies (on every device), shards (rows spread over the devices), host (on "
+        "the device only the rows of a call); auto: by their size",
+    )
     evaluate_every: int = setting(
         50, "rounds between looks at the validation clients; 0: only at the end", 0, MOST_ROUNDS
     )

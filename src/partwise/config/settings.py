@@ -58,7 +58,7 @@ class Own(NamedTuple):
 # Settings that came after version 0.1. Runs of that version do not name them; they have the values that these have
 # if nobody says otherwise.
 LATER = ("update.schedule", "reconstruct.schedule", "stop.", "keep.", "update.begin", "split.count")
-LATER += ("evaluation_split.count",)
+LATER += ("evaluation_split.count", "update.precision", "simulation.tables")
 SELECT = (
     "keys that a client asks for: own, all, or a number of keys as in top:1000 (sample, sample_top, random, same; "
     "with_random: own ones and so many others); of device classes with their shares: top:1000@0.8,100@0.2. Unsaid: "
