@@ -95,6 +95,26 @@ def list_columns(path: str | Path) -> list[str]:
         return [field.name for field in _schema(file) if holds_lists(field.type)]
 
 
+def is_table(path: Path) -> bool:
+    """Whether the name of a file is that of a table."""
+    return _kind(path) in (*DELIMITERS, *ARROW, ".parquet")
+
+
+def stream_columns(
+    path: str | Path, names: Sequence[str], texts: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """These columns of a table, as Arrow batches in the order of its rows. Those in `texts` are text, exactly as
+    written, if the file is a text file."""
+    files = _files(path)
+    dialect = _dialect(files[0], None, UTF8)
+    _check_header(names, _names(files[0], dialect), dialect)
+    for file in files:
+        with reading(file, f"is it a whole {_kind(file)} file?"):
+            for batch in _reader(file, dialect)(names, texts):
+                batch.validate(full=True)
+                yield batch
+
+
 def is_delimited(path: str | File) -> bool:
     """Whether a table is a text file, which has a delimiter and an encoding."""
     return _kind(Path(path) if isinstance(path, str) else path) in DELIMITERS
@@ -117,7 +137,7 @@ def _files(path: str | Path) -> Sequence[File]:
         raise UserError(
             f"the folder {path} holds no .parquet file: give a folder of Parquet files, or one .csv file"
         )
-    if _kind(files[0]) not in (*DELIMITERS, *ARROW, ".parquet"):
+    if not is_table(Path(files[0].name)):
         raise UserError(
             f"{path} is neither .csv, .tsv, .parquet, .arrow nor .feather: convert it, or give its rows to "
             f"read_rows"

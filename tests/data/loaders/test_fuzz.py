@@ -41,11 +41,17 @@ TWEET = '"{}","1","Mon Apr 06 22:19:45 PDT 2009","NO_QUERY","{}","so tired, agai
 TWEETS = TWEET.format(0, "ann") + TWEET.format(4, "bob")
 REVIEW = {"reviewerID": "A1", "overall": 5.0, "unixReviewTime": 100, "reviewText": "good", "summary": "yes"}
 SPEECH = {"play": "Hamlet", "character": "Ghost", "order": 1, "text": "Mark me.\nI will."}
+BLOG = "<Blog><date>31,May,2004</date><post>An ant is here. It works.</post></Blog>"
+SAID = pa.table(
+    {"user": [1, 2, 1], "rank": [1, 0, 0], "text": ["an ant is here", "it works well", "so it is"]}
+)
 POST = '<row Id="{}" PostTypeId="1" CreationDate="2016-08-02T15:39:14.947" Body="&lt;p&gt;Why so?&lt;/p&gt;" '
 POST += 'OwnerUserId="{}" Title="A word" Tags="&lt;ai&gt;" />\n'
 POSTS = (
     "<?xml version='1.0' encoding='utf-8'?>\n<posts>\n" + POST.format(1, 7) + POST.format(2, 8) + "</posts>"
 )
+WRITERS = {"users": ["f1", "f2"], "num_samples": [1, 1]}
+WRITERS |= {"user_data": {name: {"x": [[1.0] * 784], "y": [3]} for name in WRITERS["users"]}}
 SENTENCE = {
     "creation_date": b"2018-01-08 09:34:05 UTC",
     "tags": b"list|c",
@@ -85,10 +91,14 @@ def write_texts(folder: Path) -> list[tuple[str, str]]:
         "u.data": ("movielens-100k", RATINGS.replace("::", "\t")),
         "amazon_train.tsv": ("amazon-clicks", CLICKS),
         "stars.csv": ("amazon-clicks", STARS),
+        "Yelp.txt": ("sequence-clicks", "1 10 20 30\n2 20 40 50 10\n"),
         "tweets.csv": ("sentiment140", TWEETS),
         "reviews.json": ("amazon-reviews", (json.dumps(REVIEW) + "\n") * 2),
         "speeches.jsonl": ("shakespeare", (json.dumps(SPEECH) + "\n") * 2),
         "Posts.xml": ("stackexchange", POSTS),
+        "all_data_0.json": ("femnist", json.dumps(WRITERS)),
+        "1.male.20.Arts.Leo.xml": ("blogs", BLOG),
+        "said.csv": ("sentences", 'user,rank,text\n1,0,an ant is here\n2,1,"so, it is"\n'),
     }
     for name, (_, text) in texts.items():
         (folder / name).write_text(text)
@@ -107,12 +117,15 @@ def write_texts(folder: Path) -> list[tuple[str, str]]:
                 archive.writestr(member, text if isinstance(text, str) else text[1])
     with zipfile.ZipFile(folder / "tweets.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("training.csv", TWEETS)
+    with zipfile.ZipFile(folder / "blogs.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("blogs/1.male.20.Arts.Leo.xml", BLOG)
     return [
         *found,
         ("movielens", "ml-1m.zip"),
         ("movielens-users", "ml-1m.zip"),
         ("amazon-clicks", "clicks.zip"),
         ("sentiment140", "tweets.zip"),
+        ("blogs", "blogs.zip"),
     ]
 
 
@@ -125,14 +138,27 @@ def write_arrays(folder: Path) -> list[tuple[str, str]]:
         writer=np.array([1, 1, 2, 2], np.int16),
         split=np.array([0, 0, 1, 1], np.uint8),
     )
+    np.savez_compressed(
+        folder / "femnist_leaf_sample.npz",
+        images=np.zeros((4, 28, 28), np.uint8),
+        labels=np.arange(4, dtype=np.uint8),
+        writer=np.array([0, 0, 1, 1], np.int16),
+        writer_ids=np.array(["f1", "f2"]),
+        complete=np.array([True, False]),
+    )
     save_arrays(folder / "a.safetensors", {"a": np.ones((2, 3), np.float32), "b": np.arange(3)}, {"x": 1})
     save_local(folder / "local.safetensors", {"user": np.ones(3, np.float32)}, "run")
     Vocabulary(("tea", "rice")).save(folder / "words.json")
     row = {"Site": "ai", "Id": 1, "PostTypeId": 1, "ParentId": None, "CreationDate": "2016-08-02T15:39:14"}
     row |= {"Body": "<p>Why so?</p>", "OwnerUserId": 7, "Title": "A word", "Tags": "<ai>"}
     pyarrow.parquet.write_table(pa.Table.from_pylist([row, row | {"Id": 2}]), folder / "posts.parquet")
+    pyarrow.parquet.write_table(SAID, folder / "said.parquet")
+    pyarrow.feather.write_feather(SAID, folder / "said.arrow", compression="uncompressed")
     names = {"mnist": "mnist_by_writer.npz", "arrays": "a.safetensors", "local": "local.safetensors"}
-    return [*names.items(), ("words", "words.json"), ("stackexchange", "posts.parquet")]
+    names |= {"femnist": "femnist_leaf_sample.npz"}
+    return [*names.items(), ("words", "words.json"), ("stackexchange", "posts.parquet")] + [
+        ("sentences", name) for name in ("said.parquet", "said.arrow")
+    ]
 
 
 def write_federated(folder: Path, write_sqlite, write_hdf5) -> list[tuple[str, str]]:

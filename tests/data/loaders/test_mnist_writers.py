@@ -94,8 +94,8 @@ def test_rows_of_mnist_stay_with_their_writer(tmp_path):
         ({"labels": np.array([0, 1, 2, 10, 0, 0])}, r"labels: 10 in example 3; expected 0 to 9"),
         ({"labels": np.zeros(6)}, r"labels: float64 \[6\]; expected one whole number"),
         ({"labels": np.zeros(5, int)}, r"arrays of lengths .*'labels': 5"),
-        ({"split": np.zeros(6, int)}, r"with splits \[0\]; expected one length, and the splits 0"),
-        ({"writer": None}, r"unknown array 'writer' .*give mnist_by_writer.npz"),
+        ({"split": np.zeros(6, int)}, r"splits \[0\]; expected 0 \(train\) and 1"),
+        ({"writer": None}, r"mnist_by_writer.npz: unknown array 'writer' .*give the file"),
     ],
 )
 def test_bad_arrays_are_named(tmp_path, changes, message):

@@ -56,14 +56,17 @@ def load_mnist_by_writer(path: str | Path | None = None) -> tuple[ClientStore, C
     names = [MNIST_FILE, f"mnist-by-writer/{MNIST_FILE}"]
     source = _locate(path, names, MNIST_FILE)
     with reading(source, "is it a whole .npz file? Get it again"):
-        stores = _split_writers(_read_arrays(source), source)
+        stores = _split_writers(read_arrays(source, MNIST_ARRAYS, MNIST_ARRAYS), source)
     return stores[0], stores[1]
 
 
 def _split_writers(arrays: dict[str, np.ndarray], source: Path) -> list[ClientStore]:
     images, labels, writers = (arrays[name] for name in ("images", "labels", "writer"))
-    _check_images(images, f"{source}, images")
-    _check_labels(labels, 10, f"{source}, labels")
+    splits = np.unique(arrays["split"]).tolist()
+    if set(splits) != {0, 1}:
+        raise UserError(f"{source}: splits {splits}; expected 0 (train) and 1 (test). Get {MNIST_FILE} again")
+    check_images(images, f"{source}, images")
+    check_labels(labels, 10, f"{source}, labels")
     sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
     stores = []
     for number, part in enumerate(PARTS):
@@ -116,13 +119,13 @@ def _blocks(clients: Iterator[tuple[str, tff.Features]], num_classes: int, file:
     for client, features in clients:
         where = f"{file}, client {client}"
         labels = np.asarray(features["label"])
-        _check_labels(labels, num_classes, f"{where}, label")
-        pixels = _to_ink(features["pixels"], f"{where}, pixels")
+        check_labels(labels, num_classes, f"{where}, label")
+        pixels = to_ink(features["pixels"], f"{where}, pixels")
         columns = {"pixels": pixels, "label": labels.astype(np.int32)}
         yield Block(np.array([client]), np.array([len(labels)]), columns)
 
 
-def _to_ink(pixels: list | np.ndarray, where: str) -> np.ndarray:
+def to_ink(pixels: list | np.ndarray, where: str) -> np.ndarray:
     """Floats with ink 0.0 on 1.0, [n, 784] or [n, 28, 28], to uint8 with ink 255 on 0."""
     if isinstance(pixels, list) or pixels.shape[1:] not in ((SIZE, SIZE), (SIZE * SIZE,)):
         given = "of differing shapes" if isinstance(pixels, list) else f"of shape {pixels.shape[1:]}"
@@ -138,7 +141,8 @@ def _to_ink(pixels: list | np.ndarray, where: str) -> np.ndarray:
     return np.rint(255 * (1 - images)).astype(np.uint8)
 
 
-def _check_images(images: np.ndarray, where: str) -> None:
+def check_images(images: np.ndarray, where: str) -> None:
+    """Raise `UserError` if these are no images of the right size."""
     if images.dtype != np.uint8 or images.shape[1:] != (SIZE, SIZE):
         raise UserError(
             f"{where}: {images.dtype} {list(images.shape)}; expected uint8 [N, 28, 28], 255 = ink. "
@@ -146,7 +150,8 @@ def _check_images(images: np.ndarray, where: str) -> None:
         )
 
 
-def _check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
+def check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
+    """Raise `UserError` for labels that are no classes."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise UserError(f"{where}: {labels.dtype} {list(labels.shape)}; expected one whole number per image")
     outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
@@ -157,21 +162,19 @@ def _check_labels(labels: np.ndarray, num_classes: int, where: str) -> None:
         )
 
 
-def _read_arrays(source: Path) -> dict[str, np.ndarray]:
+def read_arrays(source: Path, names: Sequence[str], rows: Sequence[str]) -> dict[str, np.ndarray]:
+    """These arrays of a .npz file. Those in `rows` are of one length."""
     with zipfile.ZipFile(source) as archive:
         for member in archive.infolist():
             check_growth(f"{source}/{member.filename}", member.file_size, member.compress_size)
     with np.load(source, allow_pickle=False) as file:
-        names, arrays = list(file), {name: file[name] for name in MNIST_ARRAYS if name in file}
-    for name in MNIST_ARRAYS:
+        there, arrays = list(file), {name: file[name] for name in names if name in file}
+    for name in names:
         if name not in arrays:
-            raise UserError(f"{source}: {unknown('array', name, names)}; give {MNIST_FILE}")
-    lengths = {name: len(values) if values.ndim else "none" for name, values in arrays.items()}
-    if len(set(lengths.values())) > 1 or set(np.unique(arrays["split"]).tolist()) != {0, 1}:
-        raise UserError(
-            f"{source}: arrays of lengths {lengths} with splits {np.unique(arrays['split']).tolist()}; "
-            "expected one length, and the splits 0 (train) and 1 (test). Get the file again"
-        )
+            raise UserError(f"{source}: {unknown('array', name, there)}; give the file as it was downloaded")
+    lengths = {name: len(arrays[name]) if arrays[name].ndim else "none" for name in rows}
+    if len(set(lengths.values())) > 1 or "none" in lengths.values():
+        raise UserError(f"{source}: arrays of lengths {lengths}; expected one length. Get the file again")
     return arrays
 
 

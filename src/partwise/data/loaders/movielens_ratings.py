@@ -34,16 +34,20 @@ class Release(NamedTuple):
     users_file: str
     users_separator: bytes
     users_fields: tuple[str, ...]
+    movies_file: str
+    movies_separator: bytes
 
 
 RELEASES = {
     "1m": Release(
         *("ml-1m", "ratings.dat", b"::", "c4d9eecfca2ab87c1945afe126590906", 6040, 3706, 1_000_209),
         *("users.dat", b"::", ("user", "gender", "age", "occupation", "zip")),
+        *("movies.dat", b"::"),
     ),
     "100k": Release(
         *("ml-100k", "u.data", b"\t", "0e33842e24a9c977be4e0107933c0723", 943, 1682, 100_000),
         *("u.user", b"|", ("user", "age", "gender", "occupation", "zip")),
+        *("u.item", b"|"),
     ),
 }
 TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")  # never a release that is read here

@@ -118,8 +118,9 @@ def split_sentence_stores(
     length: int = 20,
     max_sentences: int = 1000,
     out: str | Path | None = None,
+    min_sentences: int = 1,
 ) -> tuple[ClientStore, ...]:
-    """Training, validation and test stores. Clients who have a sentence are divided as in `by_client`.
+    """Training, validation and test stores. Clients who have enough sentences are divided as in `by_client`.
 
     The stores are views of one store. The corpus is read three times: `hold()` it if it fits into memory. For
     TFF's own splits use `sentence_vocabulary` on `train` and `sentence_store` on each split.
@@ -134,12 +135,27 @@ def split_sentence_stores(
         length: The most words of a sentence.
         max_sentences: The most sentences of a client.
         out: A new folder for the store; None for memory.
+        min_sentences: Clients with fewer sentences are left out.
     """
     _check_sizes(num_words=num_words, num_buckets=num_buckets, length=length, max_sentences=max_sentences)
-    speaking = (text.client for text in corpus if any(map(str.split, text.sentences)))
-    parts = cut_clients(speaking, fractions, seed, corpus.source)
+    parts = cut_clients(speaking(corpus, min_sentences), fractions, seed, corpus.source)
     words = sentence_vocabulary((text for text in corpus if text.client in parts[0]), num_words)
     return take_parts(sentence_store(corpus, words, num_buckets, length, max_sentences, out), parts)
+
+
+def speaking(corpus: Corpus, min_sentences: int = 1) -> list[str]:
+    """The clients who have at least so many sentences. A sentence without a word is none."""
+    _check_sizes(min_sentences=min_sentences)
+    held: Counter[str] = Counter()
+    for text in corpus:
+        held[text.client] += sum(map(bool, map(str.strip, text.sentences)))
+    found = [client for client, number in held.items() if number >= min_sentences]
+    if held and not found and min_sentences > 1:
+        raise UserError(
+            f"none of the {len(held):,} clients of {corpus.source} has {min_sentences} sentences; the largest has "
+            f"{max(held.values())}: set data.min_sentences (in Python, min_sentences) to at most that"
+        )
+    return found
 
 
 def _examples(

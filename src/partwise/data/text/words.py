@@ -19,13 +19,13 @@ from partwise.types import UserError
 FORMAT = "partwise-vocabulary"
 VERSION = 1
 MAX_LETTERS = 40  # of a token; longer ones are not words, and a table is as wide as its longest word
-URL = "<url>"
+URL, EMAIL = "<url>", "<email>"
 BLOCKS = frozenset(["p", "div", "br", "hr", "li", "ul", "ol", "dl", "dt", "dd", "blockquote", "pre"])
 BLOCKS |= {"table", "tr", "td", "th", "h1", "h2", "h3", "h4", "h5", "h6"}
 DROPPED = frozenset(["pre", "script", "style"])
 
 _ADDRESS = re.compile(r"(?:https?://|\bwww\.)[^\s<>()\[\]\"]*[^\s<>()\[\]\".,;:!?']")
-_TOKEN = re.compile(rf"{URL}|\w+(?:['-]\w+)*|[^\w\s\x00-\x1f\x7f\ud800-\udfff]")
+_TOKEN = re.compile(rf"{URL}|{EMAIL}|\w+(?:['-]\w+)*|[^\w\s\x00-\x1f\x7f\ud800-\udfff]")
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)[.!?][\"')\]]*(?=\s)", re.IGNORECASE)
 _LETTER = re.compile(r"\w")
 _LEAF_TOKEN = re.compile(r"[\w']+|[.,!?;]")
@@ -50,6 +50,11 @@ def tokens(text: str) -> list[str]:
     return [t if len(t) <= MAX_LETTERS else t[:MAX_LETTERS].rstrip("'-") for t in _TOKEN.findall(text)]
 
 
+def is_word(token: str) -> bool:
+    """Whether a token is more than a punctuation mark."""
+    return bool(_LETTER.search(token))
+
+
 def leaf_tokens(text: str) -> list[str]:
     """Tokens as LEAF makes them for Sentiment140: words with their apostrophes, and the marks . , ! ? ; as
     separate tokens. They are lower-cased and cut to 40 letters."""
@@ -61,7 +66,7 @@ def sentences(text: str) -> Iterator[list[str]]:
     end of its line at the latest."""
     for sentence in _SENTENCE_END.sub(r"\g<0>\n", text).splitlines():
         found = tokens(sentence)
-        if any(map(_LETTER.search, found)):
+        if any(map(is_word, found)):
             yield found
 
 
