@@ -105,6 +105,17 @@ def test_raw_ratings_are_cut_by_time(tmp_path):
     ]
 
 
+def test_a_file_of_sequences(tmp_path):
+    rng = np.random.default_rng(0)
+    lines = [f"{user} {' '.join(map(str, 1 + rng.permutation(20)[:6]))}\n" for user in range(1, 9)]
+    (tmp_path / "Yelp.txt").write_text("".join(lines))
+    task = load_task("clicks", str(tmp_path), file="Yelp", length=3, dim=3)
+    check_task(task)
+    assert task.options == {"num_users": 8, "num_items": 19, "dim": 3}
+    for part, count in ((task.train, 6), (task.validation, 2), (task.test, 2)):
+        assert part.counts.tolist() == [count] * 8
+
+
 @pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")
 def test_the_papers_data_keeps_the_contract():
     task = load_task("clicks")

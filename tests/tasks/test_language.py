@@ -6,9 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
+from partwise.algorithms.registry import settings_for
+from partwise.tasks import PAPER, load_task
 from partwise.tasks.language import accuracy, cross_entropy
+from partwise.types import UserError
 
 TARGETS = jnp.array([[0, 3, -1, -1], [4, -1, 2, 2], [-1, -1, -1, -1]])
 
@@ -62,3 +67,49 @@ def test_accuracy_counts_what_is_counted_among_what_is_allowed():
     assert among.values(scores, batch).tolist() == [2]
     ones = accuracy(lambda batch: batch["next"], lambda batch: batch["next"] > 0)
     assert (ones.values(scores, batch).tolist(), ones.weight(batch).tolist()) == ([0], [1])
+
+
+@pytest.fixture(scope="module")
+def blogs(tmp_path_factory):
+    """Twenty people's sentences, as a table and as the files of the Blog Authorship Corpus."""
+    folder, rng = tmp_path_factory.mktemp("said"), np.random.default_rng(0)
+    users = np.repeat(np.arange(20), 6)
+    said = [" ".join(f"w{k}" for k in rng.integers(0, 40, 5)) for _ in users]
+    (folder / "table").mkdir()
+    (folder / "corpus").mkdir()
+    pyarrow.parquet.write_table(pa.table({"user": users, "text": said}), folder / "table/sentences.parquet")
+    for user in range(20):
+        posts = [f"<date>{k + 1},May,2004</date><post>{said[6 * user + k]}.</post>" for k in range(6)]
+        (folder / "corpus" / f"{user}.male.20.Arts.Leo.xml").write_text(f"<Blog>{''.join(posts)}</Blog>")
+    return folder
+
+
+@pytest.mark.parametrize("form", ["table", "corpus"])
+def test_blogs_are_known_by_what_a_path_holds(blogs, form):
+    small = {"num_words": 30, "num_buckets": 2, "embedding": 4, "units": 4, "max_sentences": 5}
+    task = load_task("next-word-lstm", str(blogs / form), **small)
+    stores = (task.train, task.validation, task.test)
+    assert [store.num_clients for store in stores] == [16, 2, 2]
+    assert all(count == 5 for store in stores for count in store.counts)
+    paper = load_task("next-word-lstm", str(blogs / form), preset=PAPER, **small)
+    for algorithm in ("fed_recon", "fed_yogi"):
+        for each in (task, paper):  # rates that do not diverge on long clients
+            rates = settings_for(each.defaults, algorithm)
+            assert (rates["server.rate"], rates["update.rate"]) == (0.01, 0.3)
+    other = load_task("next-word", str(blogs / form), num_words=30, width=4, heads=1, units=4)
+    assert other.train.num_clients == 16
+
+
+def test_clients_of_few_sentences_may_be_left_out(blogs):
+    small = {"num_words": 30, "num_buckets": 2, "embedding": 4, "units": 4}
+    with pytest.raises(
+        UserError, match=r"none of the 20 clients .*has 7 sentences; the largest has 6: set data"
+    ):
+        load_task("next-word-lstm", str(blogs / "table"), min_sentences=7, **small)
+
+
+def test_embeddings_of_buckets_may_start_from_a_learned_default(blogs):
+    small = {"num_words": 30, "num_buckets": 2, "embedding": 4, "units": 4, "initial": "learned"}
+    task = load_task("next-word-lstm", str(blogs / "table"), **small)
+    assert "default/oov" in task.personal.partition.server_paths
+    assert task.options["initial"] == "learned"

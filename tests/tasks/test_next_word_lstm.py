@@ -82,7 +82,8 @@ def one_round(task, algorithm, begin=None, **changes):
     config = Config(task=task.name).changed(given)
     simulation = make_simulation(prepare(task, config), config)
     if begin is not None:
-        simulation.state = simulation.state._replace(params=jax.tree.map(jnp.asarray, begin))
+        state, kept = simulation.snapshot()
+        simulation.resume((state._replace(params=begin), kept), 0)
     before = {path: np.array(leaf) for path, leaf in simulation.state.params.items()}
     (records,) = simulation.run(1)
     assert records[0].clients == 4

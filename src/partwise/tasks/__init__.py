@@ -68,6 +68,7 @@ TASKS: dict[str, Entry | Lazy] = {
         "flax",
     ),
     "emnist": Lazy("TFF's federated EMNIST, CNN or 2NN", "partwise.tasks.handwriting:EMNIST", "flax"),
+    "femnist": Lazy("LEAF's FEMNIST, 62 classes, CNN or 2NN", "partwise.tasks.handwriting:FEMNIST", "flax"),
     "writers": Lazy("generated handwriting, at any size", "partwise.tasks.handwriting:WRITERS", "flax"),
     "next-word": Lazy(
         "Stack Exchange or Stack Overflow sentences, transformer (Federated Select, Figure 7)",

@@ -1,5 +1,5 @@
 """Does a user like the next item? The deep interest network (Zhou et al., 2018) on Amazon ratings, as in
-Federated Submodel Averaging, section 5.1.
+Federated Submodel Averaging, section 5.1; or on sequences of items, with negatives that are drawn.
 
 A small network sees each item of a user's history together with the target item, and gives it a weight. The
 weighted sum is the user's interest in the target. User vectors are keyed by user. Item vectors are keyed by
@@ -13,14 +13,26 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from partwise.data import holdout
-from partwise.data.loaders import amazon_clicks
+from partwise.data.loaders import amazon_clicks, sequence_clicks
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
-from partwise.tasks.base import PAPER, SIZES, SUBMODEL_DEFAULTS, Entry, OwnRows, Setting, Task, fitted
+from partwise.tasks.base import (
+    COUNTS,
+    PAPER,
+    SEEDS,
+    SIZES,
+    SUBMODEL_DEFAULTS,
+    Entry,
+    OwnRows,
+    Setting,
+    Task,
+    fitted,
+)
 from partwise.types import Limits, UserError
 
 ATTENTION = 36  # hidden units of the attention network (Zhou et al., Figure 2)
@@ -110,10 +122,22 @@ def load(
     dim: Annotated[int, "size of the vectors", Limits(1, 4096)] = 18,
     min_ratings: Annotated[int, "ratings of a user, at least (raw ratings)", Limits(0, 10**8)] = 40,
     split_time: Annotated[int, "the last second of training (raw ratings)", Limits(0, 2**62)] = 1_385_000_000,
+    file: Annotated[str | None, "a file of sequences: Yelp, Beauty or another; none: Amazon ratings"] = None,
+    max_judged: Annotated[int, "users that are judged, at most (sequences)", COUNTS] = 5000,
+    seed: Annotated[int, "of the negatives, and of who is judged (sequences)", SEEDS] = 0,
 ) -> Task:
     """Seen users, split by time. For `amazon_train.tsv`, the first 80 % of each user's rows are for training.
     For raw ratings (a CSV file), it is the rows up to `split_time`. Of a user's later rows, the first half is
-    for validation, the second for the test."""
+    for validation, the second for the test.
+
+    For a `file` of sequences, the last item of each user is for the test, the one before it for validation, each
+    with its negative."""
+    if file is not None:
+        store = sequence_clicks.load(data, file, length, seed)
+        train, *held_out = sequence_clicks.hold_out_last(store)
+        drawn = np.sort(np.random.default_rng(seed).permutation(store.num_clients)[:max_judged])
+        validation, test = (part.take(drawn) for part in held_out)
+        return clicks_task(train, validation, test, dim=dim)
     store = amazon_clicks.load(data, length, min_ratings)
     if "time" in store.columns:
         train, later = holdout.by_value(store, "time", split_time)

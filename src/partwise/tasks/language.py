@@ -9,27 +9,46 @@ import jax
 import jax.numpy as jnp
 
 from partwise.data import holdout
-from partwise.data.loaders import shakespeare, stackexchange, stackoverflow
+from partwise.data.loaders import blogs, sentence_table, shakespeare, stackexchange, stackoverflow
 from partwise.data.store import ClientStore
+from partwise.data.text.corpus import Corpus
 from partwise.data.text.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.model.spec import Batch, Metric
 
 
 def load_sentences(
-    data: str | None, num_words: int, *, comments: bool = True, seed: int = 42, **shape: Any
+    data: str | None,
+    num_words: int,
+    *,
+    comments: bool = True,
+    min_sentences: int = 1,
+    seed: int = 42,
+    **shape: Any,
 ) -> tuple[ClientStore, ...]:
     """Training, validation and test clients with the column `tokens` (see data.text.sentences). The source is
-    TFF's Stack Overflow or Shakespeare if `data` is one of them, otherwise Stack Exchange dumps. `shape` is
-    num_buckets, length and max_sentences."""
+    TFF's Stack Overflow if `data` is this, otherwise that of `find_corpus`. `shape` is num_buckets, length and
+    max_sentences."""
     if source := stackoverflow.locate(data):
         with stackoverflow.open_unseen(source) as corpora:
             words = sentence_vocabulary(corpora[0], num_words)
-            train, unseen = (sentence_store(corpus, words, **shape) for corpus in corpora)
+            stores = [sentence_store(corpus, words, **shape) for corpus in corpora]
+        train, unseen = (store.filter(min_sentences) for store in stores)
         return (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
-    if source := shakespeare.locate(data):
-        return split_sentence_stores(shakespeare.load(source).hold(), num_words, seed=seed, **shape)
-    corpus = stackexchange.load(data, comments=comments).hold()
-    return split_sentence_stores(corpus, num_words, seed=seed, **shape)
+    corpus = find_corpus(data, comments).hold()
+    return split_sentence_stores(corpus, num_words, seed=seed, min_sentences=min_sentences, **shape)
+
+
+def find_corpus(data: str | None, comments: bool = True) -> Corpus:
+    """The texts that are there: Shakespeare, blogs, a table of sentences, otherwise Stack Exchange dumps."""
+    for loader in (shakespeare, blogs, sentence_table):
+        if source := loader.locate(data):
+            return loader.load(source)
+    return stackexchange.load(data, comments=comments)
+
+
+def has_long_clients(data: str | None) -> bool:
+    """Whether `data` is texts of people who wrote hundreds of sentences each."""
+    return any(loader.locate(data) for loader in (blogs, sentence_table))
 
 
 def cross_entropy(scores: jax.Array, targets: jax.Array) -> jax.Array:

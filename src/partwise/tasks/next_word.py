@@ -165,6 +165,7 @@ def load(
     num_buckets: Annotated[int, "buckets of words outside the vocabulary", SIZES] = 1,
     length: Annotated[int, "words of a sentence, at most", SIZES] = 20,
     max_sentences: Annotated[int, "sentences of a client, at most", COUNTS] = 1000,
+    min_sentences: Annotated[int, "clients with fewer sentences are left out", COUNTS] = 1,
     comments: Annotated[bool, "whether comments are read too"] = True,
     sampled: Annotated[
         int, "outputs sampled for the training loss; 0: all that a client holds", Limits(0, 10**8)
@@ -175,11 +176,13 @@ def load(
     seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the
-    older `stackoverflow_train.h5` and `_held_out.h5`; or their folder). Test clients are unseen."""
+    older `stackoverflow_train.h5` and `_held_out.h5`; or their folder), or blogs or a table of sentences as for
+    `next-word-lstm`. Test clients are unseen."""
     asked = {"num_words": num_words, "width": width, "heads": heads, "units": units}
     sizes, notes = sized_for_device(asked, WIDE, NARROW)
     given: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": max_sentences}
-    parts = load_sentences(data, sizes["num_words"], comments=comments, seed=seed, **given)
+    given |= {"comments": comments, "min_sentences": min_sentences, "seed": seed}
+    parts = load_sentences(data, sizes["num_words"], **given)
     train, validation, test = map(_without_padding, parts)
     shape = {name: value for name, value in sizes.items() if name != "num_words"}
     shape |= {"num_buckets": num_buckets, "length": length, "sampled": sampled}

@@ -29,6 +29,7 @@ from partwise.data.text.sentences import TokenIds
 from partwise.model.lstm import ALIGNED, dense, init_lstm, lstm
 from partwise.model.nnx import nnx_model
 from partwise.model.partition import Role, keyed, local, partition
+from partwise.model.roles import Initial
 from partwise.model.softmax import NOTHING
 from partwise.model.spec import Batch, Metric, lookup
 from partwise.tasks.base import (
@@ -44,7 +45,7 @@ from partwise.tasks.base import (
     refuse_data,
     sized_for_device,
 )
-from partwise.tasks.language import accuracy, cross_entropy, load_sentences
+from partwise.tasks.language import accuracy, cross_entropy, has_long_clients, load_sentences
 from partwise.types import UserError, unknown
 
 Words = Literal["shared", "input", "keyed"]
@@ -74,6 +75,10 @@ DEFAULTS = {  # the paper's, except the rates, which were searched on Stack Exch
     **dict.fromkeys(AVERAGING, ON_SERVER),
     "fed_yogi": {**ON_SERVER, "server.rate": 0.03, "update.rate": 0.3},
 }
+# With hundreds of sentences, clients take many steps, and the rates above diverge. These were found on blogs.
+LONG = {"server.rate": 0.01, "update.rate": 0.3, "reconstruct.rate": 0.3}
+LONG |= {"fed_yogi": {**ON_SERVER, "server.rate": 0.01, "update.rate": 0.3}}
+LONG_SENTENCES = {"max_sentences": 300}  # on an accelerator
 SHORT = {"rounds": 200, "cohort.size": 20}  # for generated sentences
 WIDE = {"num_words": 10_000, "embedding": 96, "units": 670, "max_sentences": 1000}  # the paper's
 NARROW = {
@@ -218,6 +223,7 @@ def settings(
     embedding: int = 96,
     units: int = 670,
     precision: Precision = "float32",
+    initial: Initial = "random",
 ) -> tuple[Setting, Setting]:
     """The setting with local embeddings of buckets, and the setting with all of them on the server."""
     for name, value, known in (
@@ -242,7 +248,7 @@ def settings(
         rules |= {"out": keyed("word", axis=1, whole=True), "out_bias": keyed("word", fill=NOTHING)}
     columns = ("word", "bucket") if apart else ("word", "bucket", "next")
     make = lambda more: Setting(model, partition(model, rules | more), columns)
-    return make({"oov": local()}), make({})
+    return make({"oov": local(initial)}), make({})
 
 
 def load(
@@ -259,8 +265,9 @@ def load(
     layout: Annotated[Layout, "which ids are local: plain, or those of the authors' code"] = "plain",
     length: Annotated[int, "words of a sentence, at most", SIZES] = 20,
     max_sentences: Annotated[
-        int | None, "sentences of a client, at most; none: 1,000, or on a CPU 64", COUNTS
+        int | None, "sentences of a client, at most; none: 1,000, of blogs 300, or on a CPU 64", COUNTS
     ] = None,
+    min_sentences: Annotated[int, "clients with fewer sentences are left out", COUNTS] = 1,
     comments: Annotated[bool, "whether comments are read too"] = True,
     embedding: Annotated[
         int | None, "size of a word's embedding, and of the dense layer; none: 96, or on a CPU 32", SIZES
@@ -269,19 +276,26 @@ def load(
     precision: Annotated[
         Precision, "of what products read and write; sums and parameters are float32"
     ] = "float32",
+    initial: Annotated[Initial, "where embeddings of buckets start, before they are rebuilt"] = "random",
     seed: Annotated[int, "of the cut into training, validation and test clients", SEEDS] = 42,
 ) -> Task:
     """Stack Exchange dumps (a folder), or TFF's Stack Overflow (`stackoverflow.sqlite`, also `.lzma`; the
     older `stackoverflow_train.h5` and `_held_out.h5`), or Shakespeare's roles
-    (`shakespeare_by_character.jsonl`, or TFF's files); or the folder of any of these. Test clients are
-    unseen. Sentences are in the order in which they were written, so that halves are by time."""
+    (`shakespeare_by_character.jsonl`, or TFF's files), or the Blog Authorship Corpus (its folder or a zip), or
+    a table of sentences (`blog_sentences.parquet`, or any with the columns `user` and `text`); or the folder
+    of any of these. Test clients are unseen. Sentences are in the order in which they were written, so that
+    halves are by time."""
     asked = {"num_words": num_words, "embedding": embedding, "units": units, "max_sentences": max_sentences}
-    sizes, notes = sized_for_device(asked, WIDE, NARROW)
+    long = has_long_clients(data)
+    sizes, notes = sized_for_device(asked, WIDE | (LONG_SENTENCES if long else {}), NARROW)
     shape: Any = {"num_buckets": num_buckets, "length": length, "max_sentences": sizes["max_sentences"]}
-    stores = load_sentences(data, sizes["num_words"], comments=comments, seed=seed, **shape)
-    model = {name: sizes[name] for name in ("embedding", "units")}
+    shape |= {"comments": comments, "min_sentences": min_sentences, "seed": seed}
+    stores = load_sentences(data, sizes["num_words"], **shape)
+    model: dict[str, Any] = {name: sizes[name] for name in ("embedding", "units")}
     model |= {"words": words, "layout": layout, "precision": precision}
+    model |= {} if initial == "random" else {"initial": initial}
     task = next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
+    task = for_long_clients(task) if long else task
     given = task.defaults if on_accelerator() else fitted({**task.defaults, **FEWER}, task.train)
     return task._replace(defaults=given, loaded=sizes, notes=notes)
 
@@ -340,6 +354,12 @@ def next_word_lstm_task(
     given = fitted(DEFAULTS, train) | more
     task = Task("next-word-lstm", train, validation, test, personal, stateful, options, given)
     return task._replace(presets=presets)
+
+
+def for_long_clients(task: Task) -> Task:
+    """The task with rates for clients of hundreds of sentences."""
+    presets = {name: {**each, **LONG} for name, each in task.presets.items()}
+    return task._replace(defaults={**task.defaults, **LONG}, presets=presets)
 
 
 def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:

@@ -32,8 +32,8 @@ from partwise.types import Limits, UserError, counted, unknown
 
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
-# Chosen on the validation users of MovieLens (docs/reproduction.md). Ratings are in units of their own spread, so
-# that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
+# Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
+# so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
 # one rating and for a thousand.
 DEFAULTS = {
     "rounds": 1000,

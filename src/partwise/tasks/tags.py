@@ -71,7 +71,7 @@ def logistic_regression(num_words: int, num_tags: int) -> Model:
 def settings(num_words: int, num_tags: int) -> tuple[Setting, Setting]:
     """One setting, used for both, because nothing is local."""
     model = logistic_regression(num_words, num_tags)
-    parts = partition(model, {"weights": keyed("word", whole=True)}, columns={"word": ("words",)})
+    parts = partition(model, {"weights": keyed("word", summed=True)}, columns={"word": ("words",)})
     setting = Setting(model, parts, ("words", "tags"))
     return setting, setting
 
