@@ -55,6 +55,22 @@ def mnist(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def femnist(tmp_path_factory):
+    """`femnist_leaf_sample.npz` of 40 generated writers."""
+    store = generate_writers(40, 60, 62, min_examples=50, max_examples=60)
+    folder = tmp_path_factory.mktemp("femnist")
+    np.savez_compressed(
+        folder / "femnist_leaf_sample.npz",
+        images=store.columns["pixels"],
+        labels=store.columns["label"].astype(np.uint8),
+        writer=np.repeat(np.arange(40), store.counts).astype(np.int16),
+        writer_ids=np.array([f"f{k}" for k in range(40)]),
+        complete=np.ones(40, bool),
+    )
+    return folder
+
+
 @pytest.fixture
 def trainings(recorded_cohorts):
     """The clients of every round, a list for each training."""
@@ -136,6 +152,20 @@ def test_tables_2_and_3(mnist, tmp_path, trainings, name, rows):
     told = check(f"select-{name}", mnist, tmp_path, trainings, rows)
     assert all(row["paper"] for row in told["rows"])
     assert told["rows"][0]["relative_size"] < told["rows"][1]["relative_size"]
+
+
+def test_femnist_is_recognised(femnist, tmp_path, trainings):
+    """Where the data is FEMNIST, there are 62 classes, and training is longer."""
+    told = check("select-table3", femnist, tmp_path, trainings, ["m = 100", "m = 200"])
+    assert (told["task"], told["clients"]) == ("femnist", {"train": 32, "validation": 4, "test": 4})
+    setup = select.Setup(select._handwriting(select.CNN, str(femnist)), str(femnist), tmp_path, False, silent)
+    assert setup.task.options == {"num_classes": 62, "network": "cnn"}
+    assert setup.config.rounds > select.CNN.changes["rounds"]
+
+
+@pytest.mark.slow
+def test_table_2_on_femnist(femnist, tmp_path, trainings):
+    check("select-table2", femnist, tmp_path, trainings, ["m = 32", "m = 64"])
 
 
 @pytest.mark.slow

@@ -7,9 +7,11 @@ import shutil
 
 import matplotlib.image
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 
-from partwise.papers import fedsubavg, study
+from partwise.papers import fedsubavg, long_tails, study
 from partwise.papers.fedsubavg import ALGORITHMS, CASES, Comparison, Curves, Line
 from partwise.papers.reproduce import reproduce
 from partwise.runs.train import silent
@@ -37,7 +39,21 @@ def data(tmp_path_factory, liked_folder):
     ]
     (root / "amazon-electronics-fedsubavg").mkdir()
     (root / "amazon-electronics-fedsubavg" / "amazon_train.tsv").write_text("".join(clicks))
+    lines = [f"{user} {' '.join(map(str, 1 + rng.permutation(30)[:7]))}\n" for user in range(1, 9)]
+    (root / "Yelp.txt").write_text("".join(lines))
     return str(root)
+
+
+@pytest.fixture(scope="module")
+def blogs(tmp_path_factory):
+    """Thirty people with four sentences each, as a table."""
+    folder, rng = tmp_path_factory.mktemp("blogs"), np.random.default_rng(0)
+    users, rank = np.divmod(np.arange(120), 4)
+    said = [" ".join(f"w{k}" for k in np.minimum(rng.zipf(1.3, 7), 200)) for _ in users]
+    pyarrow.parquet.write_table(
+        pa.table({"user": users, "rank": rank, "text": said}), folder / "blog_sentences.parquet"
+    )
+    return str(folder)
 
 
 def test_table2_and_its_figure(data, tmp_path, monkeypatch):
@@ -49,6 +65,19 @@ def test_table2_and_its_figure(data, tmp_path, monkeypatch):
     assert all(np.isfinite(row["values"]).all() and row["rates"] for row in result["rows"])
     assert matplotlib.image.imread(tmp_path / "fedsubavg-figure3.png").ndim == 3
     assert not (tmp_path / study.PARTS).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spaces"), [("Yelp", ["item", "user"]), ("blogs", ["word"])])
+def test_long_tails(data, blogs, tmp_path, name, spaces):
+    result = reproduce("fedsubavg-tails", blogs if name == "blogs" else data, tmp_path, seeds=1, quick=True)
+    heat = [row for row in result["rows"] if row["metric"] == "dispersion"]
+    assert [row["row"] for row in heat] == [f"{name}, keys of {space}" for space in spaces]
+    assert heat[0]["ours"] == heat[0]["heat"]["n_max"] / heat[0]["heat"]["n_min"] > 1
+    assert [row["row"] for row in result["rows"][len(spaces) :]] == [
+        f"{name}, {ALGORITHMS[each]}" for each in long_tails.COMPARED
+    ]
+    assert matplotlib.image.imread(tmp_path / "fedsubavg-tails.png").ndim == 3
 
 
 @pytest.mark.parametrize("case", CASES[1:], ids=lambda case: case.task)

@@ -20,8 +20,8 @@ from partwise import bench
 from partwise.config.settings import LATER, Config
 from partwise.data.generated.writers import generate_writers
 from partwise.papers import fedrecon, fedsubavg, staleness
-from partwise.papers import fedrecon_trainings as words
 from partwise.papers import fedselect as select
+from partwise.papers import words_desk as words
 from partwise.runs.train import silent
 from partwise.tasks import PAPER, TASKS, find_task, load_task
 from partwise.types import UserError
@@ -129,7 +129,14 @@ def all_settings(root: str, digits: str, out: Path) -> dict[str, dict]:
 def benchmarks(root: str) -> dict[str, dict]:
     found = {}
     for name, benchmark in bench.BENCHMARKS.items():
-        if name in ("deployment", "private-slices", "recommend", "remote", "secure-sum"):  # of no paper
+        if name in (
+            "deployment",
+            "private-slices",
+            "processes",
+            "recommend",
+            "remote",
+            "secure-sum",
+        ):  # of no paper
             continue
         for case in benchmark.cases(False):
             small = case._replace(changes={**case.changes, **SMALL.get(case.task, {})})

@@ -34,7 +34,7 @@ def test_slices_of_fewer_bits_learn_as_well():
 
 @pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")
 def test_a_sampled_softmax_learns_the_next_word():
-    """As in docs/reproduction.md: far below the loss of a uniform guess, and about as good as all outputs."""
+    """As in docs/reproduction_select.md: far below the loss of a uniform guess, about as good as all outputs."""
     shape = {"num_words": 1000, "width": 32, "heads": 4, "units": 128, "max_sentences": 50, "comments": False}
     changes = {"rounds": 300, "cohort.size": 20, "simulation.lanes": 1, "server.rate": 0.03}
     loss = {}

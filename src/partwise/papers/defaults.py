@@ -18,7 +18,7 @@ from partwise.algorithms.registry import prepare
 from partwise.client.split import Split, Subset
 from partwise.config.settings import Config
 from partwise.data.store import ClientStore
-from partwise.papers.study import telling_release
+from partwise.papers.study import own_row, telling_release
 from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
@@ -48,8 +48,8 @@ def defaults(
         task, config = resolve(TASK, data, changes, preset)
         shown = lambda status, name=name: progress(status._replace(part=name))
         found = _train(task, config, seeds, {k: _rich(whole.test, k) for k in known}, shown)
-        rows += [_row(name, metric, values) for metric, values in found.items()]
-    rows += [_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
+        rows += [own_row(name, metric, values) for metric, values in found.items()]
+    rows += [own_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
     _draw(out / "defaults.png", rows, known, quick)
     users = {k: _rich(whole.test, k).num_clients for k in known}
     return {"rows": rows, "users": users}
@@ -134,15 +134,3 @@ def _of_mean(task: Task, known: int) -> float:
         for c, n in enumerate(test.counts.tolist())
     ]
     return float(np.sqrt(np.mean((np.concatenate(asked) - mean) ** 2)))
-
-
-def _row(name: str, metric: str, values: Sequence[float]) -> dict[str, Any]:
-    return {
-        "row": name,
-        "metric": metric,
-        "paper": None,
-        "ours": float(np.mean(values)),
-        "spread": float(np.std(values)),
-        "seeds": len(values),
-        "values": list(map(float, values)),
-    }

@@ -49,6 +49,7 @@ class PaperTask(NamedTuple):
     cohorts: rounds to the target of FedSubAvg, by the number of clients in a round
     rates:   the clients' rates that are tried
     adam:    for Adam, the same number of pairs of clients' and server's rates
+    options: of the task's data
     """
 
     name: str
@@ -63,6 +64,7 @@ class PaperTask(NamedTuple):
     rates: tuple[float, ...]
     adam: tuple[tuple[float, float], ...]
     scaffold: str = "clients"
+    options: Mapping[str, Any] = {}
 
     @property
     def rises(self) -> bool:
@@ -156,13 +158,16 @@ class Curves(NamedTuple):
     seconds_per_round: float
 
 
+Panel = tuple[Mapping[str, Curves], float]  # curves by name, and the target
+
+
 class Comparison:
     """One case with its data."""
 
     def __init__(self, case: PaperTask, data: str | None, out: Path, quick: bool, progress: OnStatus):
         self.case, self.out, self.quick, self.progress = case, out, quick, progress
         self.target: float | None = None
-        self.task: Task = load_task(case.task, data, preset=PAPER)
+        self.task: Task = load_task(case.task, data, preset=PAPER, **case.options)
         self.rounds = list(
             range(2, QUICK_ROUNDS + 1, 2) if quick else range(case.every, ROUNDS + 1, case.every)
         )
@@ -324,23 +329,30 @@ def _table(
 ) -> dict[str, Any]:
     rows, panels = [], {}
     for case in CASES:
-        comparison, found = Comparison(case, data, picture.parent, quick, progress), {}
-        for target in case.targets:
-            comparison.set_target(target, seeds)
-            for line in lines_of(case):
-                comparison.progress = _named(progress, f"{case.name}, {line.name}")
-                found[line.name] = comparison.train(line.algorithm, seeds, **line.changes)
-                rows.append(comparison.row(line, found[line.name]))
-        panels[f"{case.name}: {case.word}"] = (found, comparison.target)
+        comparison = Comparison(case, data, picture.parent, quick, progress)
+        more, panels[f"{case.name}: {case.word}"] = compare(comparison, lines_of(case), seeds)
+        rows += more
     draw(picture, panels, quick)
     return {"rows": rows}
+
+
+def compare(comparison: Comparison, lines: Sequence[Line], seeds: Sequence[int]) -> tuple[list[Any], Panel]:
+    """Train what the lines say, for every target. Returns the rows, and what is drawn."""
+    case, progress, rows, found = comparison.case, comparison.progress, [], {}
+    for target in case.targets:
+        comparison.set_target(target, seeds)
+        for line in lines:
+            comparison.progress = _named(progress, f"{case.name}, {line.name}")
+            found[line.name] = comparison.train(line.algorithm, seeds, **line.changes)
+            rows.append(comparison.row(line, found[line.name]))
+    return rows, (found, comparison.target or 0.0)
 
 
 def _named(progress: OnStatus, part: str) -> OnStatus:
     return lambda status: progress(status._replace(part=part))
 
 
-def draw(path: Path, panels: Mapping[str, tuple[Mapping[str, Curves], float]], quick: bool) -> None:
+def draw(path: Path, panels: Mapping[str, Panel], quick: bool) -> None:
     """Mean over trials by round, with a panel for each task. The target is a dashed line."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels)))

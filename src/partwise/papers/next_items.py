@@ -9,6 +9,7 @@ client; the one before it is for validation, and no setting was chosen by the la
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,14 +17,19 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from partwise.algorithms.registry import prepare
+from partwise.config.settings import Config
 from partwise.papers.study import once
 from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.picture import INK, QUIET, RED, save_picture
 from partwise.runs.resolve import resolve
 from partwise.runs.train import OnStatus, Status
+from partwise.simulation.backend import Backend
+from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
 
 METRICS = ("ndcg@10", "hit@10")
+# As on an accelerator, wherever it is trained.
+WHOLE = {"data.loss": "softmax", "select.item": "all"}
 SETS = {"Beauty": ("next-item", {"data.file": "Beauty"}), "New York": ("check-ins", {})}
 MODELS = ("two_tower", "transformer")
 QUICK = {
@@ -31,6 +37,7 @@ QUICK = {
     "cohort.size": 8,
     "data.dim": 4,
     "data.length": 5,
+    "data.loss": "sampled:10",
     "data.max_validation": 50,
     "simulation.evaluate_every": 2,
     "simulation.lanes": 4,
@@ -59,15 +66,15 @@ class NextItemLine(NamedTuple):
     def changes(self) -> dict[str, Any]:
         """Settings that differ from the task's."""
         seen = {} if self.algorithm == "fed_recon" else {"data.seen": True}
-        return {**SETS[self.data][1], "data.model": self.model, "algorithm": self.algorithm, **seen}
+        return {**SETS[self.data][1], **WHOLE, "data.model": self.model, "algorithm": self.algorithm, **seen}
 
 
 class Ranked(NamedTuple):
-    """What came of a training: metrics of validation clients by round and of test clients, by seed."""
+    """What came of a training: metrics of validation clients by round, and of test clients."""
 
     rounds: list[int]
-    curves: list[list[float]]
-    tests: list[dict[str, float]]
+    curve: list[float]
+    test: dict[str, float]
 
 
 def next_items(
@@ -86,43 +93,46 @@ def next_items(
         shown = lambda status, part=part: progress(status._replace(part=part))
         found = train_line(data, out, line, seeds, quick, shown)
         curves[line] = found
-        rows += _rows(line.words, found.tests, validation=found.curves, rounds=found.rounds)
+        validation = {"validation": [run.curve for run in found], "rounds": found[0].rounds}
+        rows += _rows(line.words, [run.test for run in found], **validation)
     _draw(out / "next-items.png", curves, quick)
     return {"rows": rows}
 
 
 def train_line(
     data: str | None, out: Path, line: NextItemLine, seeds: Sequence[int], quick: bool, progress: OnStatus
-) -> Ranked:
+) -> list[Ranked]:
     """Train with every seed, in one compiled program."""
     changes = line.changes | (QUICK if quick else {})
     if line.algorithm == "central":
-        changes.pop("cohort.size", None)
+        changes = {key: value for key, value in changes.items() if key not in ("cohort.size", "select.item")}
     task, config = resolve(SETS[line.data][0], data, changes)
+    programs = cache(lambda: _programs(task, config))
 
-    def make() -> dict[str, Any]:
-        prepared = prepare(task, config)
-        simulation = make_simulation(prepared, config, config.simulation.lanes)
-        evaluate = make_evaluator(prepared, config, task.validation, task.test)
-        judge = evaluate.of(task.test.select(prepared.evaluated.columns))
-        found = Ranked([], [], [])
-        for seed in seeds:
-            simulation.restart(seed)
-            rounds, curve = [], []
-            while simulation.round < config.rounds:
-                most = min(config.simulation.evaluate_every, config.rounds - simulation.round)
-                loss = [records[-1].loss for records in simulation.run(most)][-1]
-                told = evaluate(simulation.state.params, kept=simulation.kept_of)
-                rounds.append(simulation.round)
-                curve.append(float(told[METRICS[0]]))
-                progress(Status(simulation.round, config.rounds, loss, told))
-            test = judge(simulation.state.params, kept=simulation.kept_of)
-            found.curves.append(curve)
-            found.tests.append({metric: float(test[metric]) for metric in METRICS})
-            found.rounds[:] = rounds
-        return found._asdict()
+    def make(seed: int) -> dict[str, Any]:
+        simulation, evaluate, judge = programs()
+        simulation.restart(seed)
+        rounds, curve = [], []
+        while simulation.round < config.rounds:
+            most = min(config.simulation.evaluate_every, config.rounds - simulation.round)
+            loss = [records[-1].loss for records in simulation.run(most)][-1]
+            told = evaluate(simulation.state.params, kept=simulation.kept_of)
+            rounds.append(simulation.round)
+            curve.append(float(told[METRICS[0]]))
+            progress(Status(simulation.round, config.rounds, loss, told))
+        test = judge(simulation.state.params, kept=simulation.kept_of)
+        return Ranked(rounds, curve, {metric: float(test[metric]) for metric in METRICS})._asdict()
 
-    return Ranked(**once(out, [config.to_toml(), task, line, list(seeds)], make))
+    made = [once(out, [config.to_toml(), task, line, seed], partial(make, seed)) for seed in seeds]
+    return [Ranked(**each) for each in made]
+
+
+def _programs(task: Task, config: Config) -> tuple[Backend, Evaluator, Evaluator]:
+    """What trains, and what evaluates validation and test clients."""
+    prepared = prepare(task, config)
+    evaluate = make_evaluator(prepared, config, task.validation, task.test)
+    simulation = make_simulation(prepared, config, config.simulation.lanes)
+    return simulation, evaluate, evaluate.of(task.test.select(prepared.evaluated.columns))
 
 
 def baseline(task: Task, own: bool) -> dict[str, float]:
@@ -164,7 +174,7 @@ def _rows(words: str, tests: Sequence[Mapping[str, float]], **more: Any) -> list
     ]
 
 
-def _draw(path: Path, curves: Mapping[NextItemLine, Ranked], quick: bool) -> None:
+def _draw(path: Path, curves: Mapping[NextItemLine, Sequence[Ranked]], quick: bool) -> None:
     """NDCG of validation clients by the share of the rounds, for every data set and model."""
     panels = list(dict.fromkeys((line.data, line.model) for line in curves))
     figure = Figure(figsize=(10.5, 3 * len(panels) / 2), layout="constrained")
@@ -172,8 +182,8 @@ def _draw(path: Path, curves: Mapping[NextItemLine, Ranked], quick: bool) -> Non
         for line, found in curves.items():
             if (line.data, line.model) != (name, model):
                 continue
-            share = 100 * np.array(found.rounds) / found.rounds[-1]
-            values, color = np.array(found.curves), COLORS[line.algorithm]
+            share = 100 * np.array(found[0].rounds) / found[0].rounds[-1]
+            values, color = np.array([run.curve for run in found]), COLORS[line.algorithm]
             axes.plot(share, values.mean(0), color=color, linewidth=1.4, label=line.words.split(", ")[-1])
             axes.fill_between(share, values.min(0), values.max(0), color=color, alpha=0.15, linewidth=0)
         axes.set_title(f"{name}, {model.replace('_', '-')}", fontsize=9)

@@ -14,10 +14,13 @@ from rich.table import Table
 
 from partwise.checkpoint import remove_temporary_files, write_file
 from partwise.papers import (
+    beyond,
     defaults,
     fedrecon,
+    fedrecon_support,
     fedrecon_words,
     fedsubavg,
+    long_tails,
     next_items,
     private_ratings,
     staleness,
@@ -36,11 +39,15 @@ QUICK_SEEDS = 2
 
 
 class Reproduction(NamedTuple):
-    """function: (data, folder, seeds, quick, progress) -> {"rows": [...], ...}."""
+    """function: (data, folder, seeds, quick, progress) -> {"rows": [...], ...}.
+
+    shares: whether its parts are also those of other reproductions. They then stay in the folder at the end.
+    """
 
     summary: str
     function: Callable[..., dict[str, Any]]
     seeds: int = 3  # as many trials as in the paper
+    shares: bool = False
 
 
 REPRODUCTIONS: dict[str, Reproduction] = {
@@ -50,18 +57,27 @@ REPRODUCTIONS: dict[str, Reproduction] = {
     "staleness": Reproduction(
         "FedRecon, appendix A: kept local parts go stale, rebuilt ones do not, MovieLens", staleness.staleness
     ),
-    "fedrecon-table2": Reproduction("FedRecon, Tables 2 and 4: next word", fedrecon_words.table2),
+    "fedrecon-table2": Reproduction(
+        "FedRecon, Tables 2 and 4: next word", fedrecon_words.table2, shares=True
+    ),
     "fedrecon-figure2": Reproduction(
-        "FedRecon, Figure 2: accuracy by parameters communicated, next word", fedrecon_words.figure2
+        "FedRecon, Figure 2: accuracy by parameters communicated, next word",
+        fedrecon_words.figure2,
+        shares=True,
     ),
     "fedrecon-figure3-words": Reproduction(
-        "FedRecon, Figure 3: numbers of steps, next word", fedrecon_words.figure3
+        "FedRecon, Figure 3: numbers of steps, next word", fedrecon_words.figure3, shares=True
     ),
     "fedrecon-figure5": Reproduction(
-        "FedRecon, Figure 5: loss by vocabulary, next word", fedrecon_words.figure5
+        "FedRecon, Figure 5: loss by vocabulary, next word", fedrecon_words.figure5, shares=True
     ),
     "fedrecon-figure6": Reproduction(
-        "FedRecon, Figure 6: accuracy by number of buckets, next word", fedrecon_words.figure6
+        "FedRecon, Figure 6: accuracy by number of buckets, next word", fedrecon_words.figure6, shares=True
+    ),
+    "fedrecon-support": Reproduction(
+        "beyond FedRecon, section 5.2: what rebuilding gives by sentences of support, next word, blogs",
+        fedrecon_support.support,
+        shares=True,
     ),
     "select-figure2": Reproduction(
         "Federated Select, Figure 2: keys m by words n, tag prediction", select.figure2, 5
@@ -86,8 +102,14 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "FedSubAvg, Table 3 and Figure 4: rounds to a target by cohort size", fedsubavg.table3
     ),
     "fedsubavg-figure4": Reproduction("FedSubAvg, Figure 4 (and Table 3): curves", fedsubavg.table3),
+    "fedsubavg-tails": Reproduction(
+        "FedSubAvg beyond the paper: heat and rounds to a target, Yelp or blogs", long_tails.long_tails
+    ),
     "defaults": Reproduction(
         "what a task starts from beside the paper's settings: MovieLens, twenty seeds", defaults.defaults, 20
+    ),
+    "movielens-beyond": Reproduction(
+        "beyond the papers, step by step: MovieLens, unseen users", beyond.beyond
     ),
     "privacy-movielens": Reproduction(
         "what epsilon 1, 4 and 8 cost in accuracy, Poisson and BLT: MovieLens",
@@ -112,7 +134,8 @@ def reproduce(
     """Run a reproduction, and write NAME.json and pictures under `out`.
 
     `quick` shows that it works; its numbers are not the result. If a reproduction is killed, its finished
-    parts are under `out`/parts. They are not computed again the next time.
+    parts are under `out`/parts. They are not computed again the next time. Reproductions of the same trainings
+    (`fedrecon-table2` and the language figures) share the parts of one folder, which then stay there.
     """
     if name not in REPRODUCTIONS:
         raise unknown("reproduction", name, REPRODUCTIONS)
@@ -147,7 +170,8 @@ def _reproduce(
         "replaced": replaced,
     }
     write_file(file, to_json(result))
-    shutil.rmtree(folder / PARTS, ignore_errors=True)
+    if not REPRODUCTIONS[name].shares:
+        shutil.rmtree(folder / PARTS, ignore_errors=True)
     return result
 
 

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from partwise.runs.fingerprint import digest_of
 from partwise.runs.picture import save_picture
 from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus, Status
+from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
@@ -94,8 +96,7 @@ class Trials(NamedTuple):
 def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
     """The result of `make`, as JSON. If a reproduction was killed, its finished parts are not made again.
     `what` identifies the part: everything that it depends on, with a task identified by its data."""
-    name = hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]
-    file = folder / PARTS / f"{name}.json"
+    file = folder / PARTS / f"{name_of(what)}.json"
     if file.exists():
         try:
             return load_json(file)["made"]
@@ -105,34 +106,73 @@ def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
     return load_json(file)["made"]
 
 
+def name_of(what: Sequence[Any]) -> str:
+    """A name for a part, from everything that it depends on."""
+    return hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]
+
+
 def _said(thing: Any) -> str:
     if isinstance(thing, ClientStore):
         raise TypeError("the words for a store do not say what is in it: give the task")
     return digest_of(thing) if isinstance(thing, Task) else str(thing)
 
 
+def own_row(name: str, metric: str, values: Sequence[float]) -> dict[str, Any]:
+    """A row of a comparison that no paper has: mean and spread over seeds."""
+    return {
+        "row": name,
+        "metric": metric,
+        "paper": None,
+        "ours": float(np.mean(values)),
+        "spread": float(np.std(values)),
+        "seeds": len(values),
+        "values": list(map(float, values)),
+    }
+
+
 def tune(
-    task: Task, config: Config, grid: Mapping[str, Sequence[float]], metric: str, progress: OnStatus
+    task: Task,
+    config: Config,
+    grid: Mapping[str, Sequence[float]],
+    metric: str,
+    progress: OnStatus,
+    kept: Callable[[Mapping[str, float], Callable[[], float]], float | None] = lambda changes, make: make(),
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """The rates with the best metric on the validation clients after the configuration's rounds, and all
     rates that were tried. One compiled program runs them all. If there is only one set of rates, nothing is
-    trained."""
+    trained. `kept` may know the value of some rates already; else it calls the function that finds it."""
     if len(grid_of(grid)) == 1:
         return grid_of(grid)[0], []
-    prepared = prepare(task, config)
-    simulation = make_simulation(prepared, config)
-    evaluate, tried = make_evaluator(prepared, config, task.validation), []
+    tried, trial = [], _Trial(task, config, metric, progress)
     for changes in grid_of(grid):
-        simulation.restart(config.seed, {RATES[key]: value for key, value in changes.items()})
-        try:
-            for records in simulation.run(config.rounds):
-                progress(Status(simulation.round, config.rounds, records[-1].loss, None))
-            value = float(evaluate(simulation.state.params, kept=simulation.kept_of)[metric])
-        except UserError:  # diverged
-            value = float("-inf")
-        tried.append({**changes, "validation": value})
+        value = kept(changes, lambda c=changes: trial.value(c))
+        tried.append({**changes, "validation": float("-inf") if value is None else value})
     best = max(tried, key=lambda each: each["validation"] if np.isfinite(each["validation"]) else -np.inf)
     return {key: best[key] for key in grid}, tried
+
+
+class _Trial:
+    """Trains a configuration with other rates, in one program that is made when it is first used."""
+
+    def __init__(self, task: Task, config: Config, metric: str, progress: OnStatus):
+        self.task, self.config, self.metric, self.progress = task, config, metric, progress
+
+    @cached_property
+    def _program(self) -> tuple[Backend, Evaluator]:
+        prepared = prepare(self.task, self.config)
+        evaluator = make_evaluator(prepared, self.config, self.task.validation)
+        return make_simulation(prepared, self.config), evaluator
+
+    def value(self, changes: Mapping[str, float]) -> float:
+        """The metric of the validation clients after all rounds, minus infinity if the training diverged."""
+        simulation, evaluate = self._program
+        simulation.restart(self.config.seed, {RATES[key]: value for key, value in changes.items()})
+        try:
+            for records in simulation.run(self.config.rounds):
+                self.progress(Status(simulation.round, self.config.rounds, records[-1].loss, None))
+            return float(evaluate(simulation.state.params, kept=simulation.kept_of)[self.metric])
+        except UserError:
+            return float("-inf")
 
 
 def run_trials(
