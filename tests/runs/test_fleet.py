@@ -11,6 +11,7 @@ import partwise as pw
 from partwise.algorithms.registry import prepare
 from partwise.cli import main
 from partwise.runs.fleet_traffic import Pages, _misses, cached, messages_of
+from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
 from partwise.selection.serving import WAYS, serve, sizes_of
 from partwise.simulation.fleet.trace import HOURS, read_trace, synthetic_trace, write_trace
@@ -206,7 +207,44 @@ def test_a_trained_fleet_is_a_run_with_a_clock(tmp_path):
     assert max(int((t - each.versions).max()) for t, each in enumerate(found.counts.buffers)) > 0
     assert pw.load(tmp_path / "run").test["rmse"] == pytest.approx(trained["test"])
     assert (tmp_path / "fleet.png").exists()
-    with pytest.raises(UserError, match="holds the run of a fleet"):
+    with pytest.raises(UserError, match=r"holds the run of a fleet.*--resume"):
         pw.train(out=tmp_path / "run", resume=True)
     with pytest.raises(UserError, match="already holds a run"):
         simulate(changes={**BUFFER, **TRAINED}, rounds=5, out=tmp_path)
+
+
+def test_a_training_that_was_killed_goes_on_to_the_same_bytes(tmp_path):
+    """Stopped after its second checkpoint, with reports that are late in the older versions that it keeps."""
+    given = {"changes": {**BUFFER, **TRAINED, "simulation.checkpoint_every": 1}, "rounds": 6}
+    whole = simulate(**given, out=tmp_path / "whole")
+
+    def stop(status):
+        if status.round == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(**given, out=tmp_path / "parts", progress=stop)
+    assert Folder(tmp_path / "parts" / "run").rounds_done() == 3
+    found = simulate(**given, out=tmp_path / "parts", resume=True)
+    assert found.result["trained"]["curve"] == whole.result["trained"]["curve"]
+    assert found.result["staleness"]["max"] > 0
+    one, other = (tmp_path / name / "run" / "model.safetensors" for name in ("whole", "parts"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"devices": 1000}, "was begun with another schedule: go on with the same devices"),
+        ({"changes": {**BUFFER, **TRAINED, "server.rate": 0.5}}, "server.rate was .* and is 0.5"),
+        ({"out": "elsewhere"}, "holds no run to go on with"),
+        ({"out": None}, "only a training that is recorded goes on"),
+        ({"rounds": 0}, "only a training that is recorded goes on"),
+    ],
+)
+def test_only_the_same_training_goes_on(tmp_path, monkeypatch, more, told):
+    monkeypatch.chdir(tmp_path)
+    given = {"changes": {**BUFFER, **TRAINED}, "rounds": 2, "out": "fleet"}
+    simulate(**given)
+    with pytest.raises(UserError, match=told):
+        simulate(**{**given, **more}, resume=True)

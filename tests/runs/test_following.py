@@ -282,3 +282,8 @@ def test_best_files_hold_the_server_s_leaves(stopped):
 def test_no_warning_is_given_of_a_run_that_stops_itself(settings, recwarn):
     train("planted", changes=settings | {"rounds": 30})
     assert not [each for each in recwarn if issubclass(each.category, RunWarning)]
+
+
+def test_what_a_callback_returns_is_a_reason_in_words(tiny):
+    with pytest.raises(UserError, match=r"returned True: return a text, which ends the run"):
+        train("planted", callbacks=[pw.Callback(rounds=lambda records: True)], changes=tiny)  # pyright: ignore

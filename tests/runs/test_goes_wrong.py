@@ -16,9 +16,11 @@ from partwise.cli import main
 from partwise.data import planted_ratings
 from partwise.model.partition import local, partition
 from partwise.model.spec import Metric, Model, Pooled
+from partwise.runs.compare import compare
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
+from partwise.runs.run_view import read_run
 from partwise.runs.train import train
 from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError
@@ -40,9 +42,14 @@ def test_a_training_that_explodes_stops_and_what_was_recorded_stays(exploding, t
     records = Folder(out).records()
     assert since + 4 <= len(records) <= since + 20
     assert records[since - 1]["broken"] or not records[since - 1]["train"]["loss"] < 1000
+    assert read_run(out).state == "failed"
+    assert read_run(out).failed == str(error.value)
+    assert compare(out).rows[0]["unfinished"] == {str(out): f"failed ({error.value})"}
     with pytest.raises(UserError, match="has diverged since"):  # it goes on to the same end
         train(out=out, resume=True)
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 2
+    train(out=out, resume=True, simulation__patience=0)
+    assert (read_run(out).state, read_run(out).failed) == ("finished", "")
 
 
 def test_the_advice_names_rates_that_are_read(tiny):

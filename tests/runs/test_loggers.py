@@ -65,12 +65,11 @@ def test_tensorboard_reads_every_round_once(tiny, tmp_path):
     assert (test.step, test.value) == (6, pytest.approx(run.test["rmse"], rel=1e-6))
 
 
-def test_mlflow_has_every_round_once(tiny, tmp_path, monkeypatch):
+def test_mlflow_has_every_round_once(tiny, tmp_path):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    uri = (tmp_path / "mlruns").as_uri()
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     run = killed_and_resumed(tiny, tmp_path / "run", lambda: pw.mlflow(uri))
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("planted")
@@ -128,6 +127,26 @@ def test_a_missing_package_is_named_before_anything_is_trained(monkeypatch):
             UserError, match=rf"needs the package {package}.*pip install 'partwise\[{name}\]'"
         ):
             make_logger(name)
+
+
+def test_a_log_that_cannot_be_opened_is_named_and_leaves_no_run(tiny, tmp_path):
+    pytest.importorskip("mlflow")
+    told = r"the log for mlflow could not be opened: look at the place.*Its package says: \w+"
+    with pytest.raises(UserError, match=told):
+        train("planted", callbacks=[pw.mlflow("foo://bar")], changes=tiny, out=tmp_path / "run")
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+def test_a_log_that_cannot_be_written_any_more_is_named(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboardX")
+    from tensorboardX import SummaryWriter
+
+    def full(self):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(SummaryWriter, "flush", full)
+    with pytest.raises(UserError, match=r"for tensorboard could not be written.*OSError, No space left"):
+        train("planted", callbacks=[pw.tensorboard(tmp_path / "log")], changes=tiny)
 
 
 def test_wrong_logs_are_refused(tiny):

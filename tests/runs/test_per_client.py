@@ -135,3 +135,10 @@ def test_under_a_promise_of_privacy_the_table_says_what_it_is(tiny):
     ):
         table = run.clients("train")
     assert b"not covered" in table.schema.metadata[b"privacy"]
+
+
+def test_other_things_than_groups_and_tables_are_refused(tiny_run):
+    with pytest.raises(UserError, match=r"groups is a list: give \{client id: group\}"):
+        pw.load(tiny_run).clients("test", groups=["a"])
+    with pytest.raises(UserError, match=r"the table is a list: give what `run.clients` returned"):
+        pw.fairness([1])

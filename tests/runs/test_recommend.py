@@ -103,6 +103,26 @@ def test_what_is_excluded_does_not_come(me, mine):
     assert me.recommend(mine, exclude=[], k=2) == all_of_them[:2]
 
 
+def test_a_store_with_keys_of_its_own_is_read_by_its_ids(me, mine):
+    """Its first key is another item than the model's first one."""
+    names = ["m07", "m29", "m07", "m11"]
+    theirs = ClientStore.from_arrays(["ann"] * 4, ids=["item"], item=names, rating=np.ones(4, np.float32))
+    same = rows(item=np.array([7, 29, 7, 11], np.int32), rating=np.ones(4, np.float32))
+    assert theirs.columns["item"].max() < 3
+    np.testing.assert_array_equal(me.predict(mine, theirs), me.predict(mine, same))
+    for path, leaf in me.personalize(same).items():
+        np.testing.assert_array_equal(me.personalize(theirs)[path], leaf)
+    assert me.recommend(mine, k=9, exclude=theirs) == me.recommend(mine, k=9, exclude=names)
+
+
+def test_a_store_with_ids_that_the_model_does_not_know(me, mine):
+    theirs = ClientStore.from_arrays(["ann"] * 2, ids=["item"], item=["m07", "zzz"])
+    with pytest.warns(RunWarning, match="1 id to exclude that the model does not know: zzz"):
+        assert me.recommend(mine, k=9, exclude=theirs) == me.recommend(mine, k=9, exclude=["m07"])
+    with pytest.raises(UserError, match="the examples name item zzz, which the model does not know"):
+        me.predict(mine, theirs)
+
+
 def test_unknown_ids_to_exclude_are_told(me, mine):
     with pytest.warns(RunWarning, match="4 ids to exclude that the model does not know: a, b, c, ..."):
         me.recommend(mine, exclude=["m01", "a", "b", "c", "d"])
@@ -220,6 +240,8 @@ def test_what_cannot_be_recommended(me, mine):
     for k in (0, -1, 2.5, True):
         with pytest.raises(UserError, match=r"k is .*1 or more"):
             me.recommend(mine, k=k)
+    with pytest.raises(UserError, match="the local part is a NoneType: give what `personalize` returned"):
+        me.recommend(None)
     for exclude in ("m01", 7, {"m01": 1}):
         with pytest.raises(UserError, match=r"exclude is .*give a list of ids"):
             me.recommend(mine, exclude=exclude)

@@ -22,7 +22,7 @@ from partwise.runs.lock import held
 from partwise.runs.reopen import load
 from partwise.runs.sweep import sweep
 from partwise.runs.sweep_plan import SweepPlan, check_grid, check_seeds, parse_grid
-from partwise.runs.train import train
+from partwise.runs.train import Status, train
 from partwise.types import UserError
 
 GRID = {"server.rate": [0.1, 0.5], "update.rate": [0.1, 1e30]}
@@ -77,7 +77,7 @@ def test_every_run_can_be_opened_and_goes_on_alone(swept, tmp_path):
     assert [record["round"] for record in longer.records] == list(range(1, 9))
 
 
-def test_a_run_that_diverges_is_a_row_that_says_so(swept):
+def test_a_run_that_diverges_is_a_row_that_says_so(swept, tiny, capsys):
     assert [len(row["failed"]) for row in swept.rows] == [0, 0, 2, 2]
     row = swept.rows[-1]
     assert row["validation"]["mean"] is None
@@ -85,6 +85,13 @@ def test_a_run_that_diverges_is_a_row_that_says_so(swept):
         "no client counted" in why or "diverged" in why or "finite" in why for why in row["failed"].values()
     )
     assert "failed.json" in os.listdir(swept.folder / next(iter(row["failed"])))
+    grid = [
+        word for key, values in GRID.items() for word in ("--grid", f"{key}={','.join(map(str, values))}")
+    ]
+    given = [word for key, value in without_lanes(tiny).items() for word in ("--set", f"{key}={value}")]
+    again = ["sweep", "planted", *grid, *given, "--seeds", "2", "--out", str(swept.folder), "--resume"]
+    assert main([*again, "--quiet"]) == 1  # nothing is trained again
+    assert f"{next(iter(row['failed']))} failed: " in capsys.readouterr().out
 
 
 def test_rows_are_sorted_by_validation_and_the_best_is_a_config(swept, tiny, tmp_path):
@@ -139,9 +146,17 @@ def test_a_sweep_is_resumed_as_it_began(swept, tiny):
 
 
 def test_other_shapes_are_trained_in_processes_and_equal_train(tiny, tmp_path):
-    changes = {key: value for key, value in tiny.items() if key != "data.dim"} | {"rounds": 2}
+    changes = {key: value for key, value in tiny.items() if key != "data.dim"}
+    changes |= {"rounds": 2, "simulation.evaluate_every": 1}
+    seen: list[Status] = []
     grid = {"data.dim": ["2", "3"], "server.rate": ["0.1", "0.5"]}
-    done = sweep("planted", grid=grid, out=tmp_path / "s", changes=changes, processes=2, metric="accuracy")
+    how = {"processes": 2, "metric": "accuracy", "progress": seen.append}
+    done = sweep("planted", grid=grid, out=tmp_path / "s", changes=changes, **how)
+    told = {
+        (status.part, status.round) for status in seen if status.evaluation and "rmse" in status.evaluation
+    }
+    names = [f"data.dim={dim},server.rate=0.1,seed=0 and 1 more" for dim in (2, 3)]
+    assert told == {(name, number) for name in names for number in (1, 2)}  # as they train
     assert len(done.rows) == 4
     assert not any(row["failed"] for row in done.rows)
     assert done.result["better"] == "higher"

@@ -15,6 +15,7 @@ from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation
 from partwise.simulation.processes import check_alone
+from partwise.simulation.table_places import AUTO, COPIES
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -27,7 +28,7 @@ class Runtime(NamedTuple):
     beside:     how many runs share the time, this one counted
     trials:     how many runs of a sweep look at the same clients; a promise of privacy is for all of them
     draws:      whether the learning curve is drawn
-    fleet:      whether its rounds are those of a fleet's schedule, so that it cannot go on without one
+    fleet:      the digest of the fleet's schedule that its rounds are; empty if they are of no fleet
     """
 
     simulation: Backend
@@ -35,7 +36,7 @@ class Runtime(NamedTuple):
     beside: int = 1
     trials: int = 1
     draws: bool = True
-    fleet: bool = False
+    fleet: str = ""
 
 
 def make_runtime(task: Task, prepared: Prepared, config: Config, folder: Folder | None) -> Runtime:
@@ -50,6 +51,7 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backe
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
     if config.simulation.backend == "plain":
         check_alone("simulation.backend = plain runs one client after another", "leave --processes out")
+        check_copies(config, "simulation.backend = plain")
         return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
     if config.simulation.backend != "compiled":
         raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
@@ -59,12 +61,22 @@ def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backe
         lanes=count,
         rounds_per_call=config.simulation.rounds_per_call,
         serving=config.serving.way,
+        tables=config.simulation.tables,
     )
     wanted = lanes or config.simulation.lanes
     if wanted:
         return make(wanted)
     name = dataclasses.replace(config, seed=0, rounds=0).to_toml() + str(prepared.store)
     return choose_lanes(make, config.rounds, name)
+
+
+def check_copies(config: Config, what: str) -> None:
+    """Raise `UserError` if tables are to be elsewhere than what runs the rounds can have them."""
+    if config.simulation.tables not in (AUTO, COPIES):
+        raise UserError(
+            f"simulation.tables = {config.simulation.tables} is for `partwise train` of one run on its compiled "
+            f"backend, and this is {what}: leave it out"
+        )
 
 
 def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:

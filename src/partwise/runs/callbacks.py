@@ -94,7 +94,7 @@ class Followed:
         self._decide()
 
     def _look(self, records: Records) -> None:
-        reasons = [each.rounds(records) for each in self._callbacks]
+        reasons = [_checked(each.rounds(records)) for each in self._callbacks]
         self.reason = self.reason or next((reason for reason in reasons if reason), "")
 
     def _decide(self) -> None:
@@ -105,6 +105,14 @@ class Followed:
         """Tell all callbacks that the run has ended."""
         for each in self._callbacks:
             each.end(summary)
+
+
+def _checked(reason: Any) -> str | None:
+    if not isinstance(reason, str | None):
+        raise UserError(
+            f"`rounds` of a callback returned {reason!r}: return a text, which ends the run, or None"
+        )
+    return reason
 
 
 def _in_blocks(rounds: Iterator[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

@@ -3,6 +3,7 @@ texts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -208,6 +209,25 @@ def _check_shapes(path: str | Path, form: Form, columns: Mapping[str, np.ndarray
                 f"'{path}': column '{form.names[name]}' has {values.shape[1:]} numbers in a row, and the model was "
                 f"trained with {wanted}: give as many"
             )
+
+
+def with_keys_of(
+    vocabularies: Mapping[str, np.ndarray], store: ClientStore
+) -> tuple[ClientStore, dict[str, list[Any]]]:
+    """A store whose columns have the keys of these vocabularies in the place of its own, and the ids that these do
+    not have, by column; their key is -1."""
+    own = {name: ids for name, ids in store.vocabularies.items() if name in store.columns}
+    other = [n for n, ids in vocabularies.items() if n in own and not np.array_equal(own[n], ids)]
+    if not other:
+        return store, {}
+    store, lost = store.gather(), {}
+    columns = dict(store.columns)
+    for name in other:
+        keys, found = columns[name], np.append(look_up(vocabularies[name], own[name]), -1).astype(np.int32)
+        missing = np.unique(keys[(keys >= 0) & (found[keys] < 0)])
+        lost |= {name: own[name][missing].tolist()} if len(missing) else {}
+        columns[name] = found[keys]
+    return dataclasses.replace(store, columns=columns, vocabularies=vocabularies), lost
 
 
 def check_from_tables(vocabularies: Mapping[str, np.ndarray], named: Sequence[str]) -> None:

@@ -100,8 +100,11 @@ def _metric(rows: Sequence[Sequence[RunView]], metric: str | None) -> str:
     """The metric, or the first that a run has. Raises `UserError` if no run has it."""
     known = list(dict.fromkeys(name for row in rows for run in row for name in _judged_by(run)))
     if not known:
+        failed = [f"'{run.path}' {_state(run)}" for row in rows for run in row if run.failed]
         raise UserError(
-            "none of these runs has been evaluated yet: wait until one has, or go on with --resume"
+            f"none of these runs has been evaluated yet: {'; '.join(failed)}"
+            if failed
+            else "none of these runs has been evaluated yet: wait until one has, or go on with --resume"
         )
     if metric is not None and metric not in known:
         raise unknown("metric", metric, known)

@@ -25,7 +25,7 @@ from partwise.runs.fleet_told import available, rules_of, tell
 from partwise.runs.fleet_traffic import Messages, messages_of
 from partwise.runs.fleet_training import learned, train_schedule
 from partwise.runs.folder import Folder
-from partwise.runs.resolve import resolve
+from partwise.runs.resolve import check_resumable, resolve
 from partwise.runs.train import DEFAULT, OnStatus, Run, silent
 from partwise.simulation.fleet.arrivals import make_arrivals
 from partwise.simulation.fleet.buffered import buffered
@@ -78,6 +78,7 @@ def fleet(
     rounds: int = 0,
     data: str | None = None,
     out: str | Path | None = None,
+    resume: bool = False,
     preset: str | None = None,
     progress: OnStatus = silent,
     told: Callable[[str], None] = lambda text: None,
@@ -97,6 +98,7 @@ def fleet(
         rounds: How many versions are trained, from the first one; 0 trains nothing.
         data: Where the data of a named task is.
         out: A folder for fleet.json, fleet.png, the made-up trace and the trained run.
+        resume: Go on with the training in `out` from its last checkpoint. All else must be as it was.
         preset: A named set of settings of the task, such as "paper".
         progress: Called with a `Status` while the model is trained.
         told: Called with sentences about what happens.
@@ -123,8 +125,7 @@ def fleet(
     told("loading")
     use_all_cores()
     place = Folder(Path(out) / RUN) if rounds and out is not None else None
-    if place:
-        place.check_free()
+    _check_place(place, resume)
     changes |= {"rounds": rounds} if rounds else {}
     found, config = resolve(task or DEFAULT, data, changes, preset, recorded)
     prepared = prepare(found, config)
@@ -151,12 +152,25 @@ def fleet(
     }
     run = None
     if rounds:
-        run = train_schedule(found, config, prepared, counts, place, progress, told, began)
+        run = train_schedule(found, config, prepared, counts, place, progress, told, began, resume)
         result["trained"] = learned(run, counts)
     result["seconds_total"] = time.perf_counter() - began
     if out is not None:
         _write(Path(out), result, seen if trace is None else None)
     return FleetResult(result, counts, run)
+
+
+def _check_place(place: Folder | None, resume: bool) -> None:
+    """Raise `UserError` early if nothing can be trained there, or nothing was."""
+    if resume and not place:
+        raise UserError(
+            "only a training that is recorded goes on: give the --rounds (rounds=...) and the --out (out=...) with "
+            "which it began, or leave out --resume (resume=True)"
+        )
+    if place and resume:
+        check_resumable(place)
+    elif place:
+        place.check_free()
 
 
 def tempo_of(prepared: Prepared, config: Config) -> Tempo:

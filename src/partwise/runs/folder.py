@@ -44,15 +44,17 @@ MAY_CHANGE = (  # when a run continues
     "rounds",
     "data.path",
     "simulation.patience",
+    "simulation.tables",
     "stop.metric",
     "stop.patience",
     "stop.difference",
     "stop.seconds",
 )
 LAST, BEST = "model.safetensors", "best.safetensors"  # the models of a run
+FAILED = "failed.json"  # why the training of a run went wrong
 CLOCK = "clock.json"  # the seconds that a run with a budget of them has taken
 AT_START = ("model.json", "vocabularies.json", "start.json", "config.toml")  # written in this order
-LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", BEST, CLOCK, "summary.json")
+LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", BEST, CLOCK, FAILED, "summary.json")
 
 
 def identity(config: Config, begun: Mapping[str, Any]) -> str:
@@ -289,9 +291,9 @@ class Folder:
         """Save the server's leaves, by path."""
         save_arrays(self.path / place, params, {**header, "run": self.run})
 
-    def model(self, which: str = "last") -> dict[str, np.ndarray]:
+    def model(self, which: str = "last", mapped: bool = False) -> dict[str, np.ndarray]:
         """The trained leaves: of the last round, or the best that the run kept. Raises `UserError` if the run is
-        not finished, or kept none."""
+        not finished, or kept none. `mapped` is as in `load_arrays`."""
         self.rounds_trained()
         if which not in ("last", "best"):
             raise UserError(f"the model must be last or best, not '{which}' (--model, model=)")
@@ -301,7 +303,7 @@ class Folder:
                 f"the run in '{self.path}' kept no best model: use its last one, or train with --set "
                 f"keep.best=METRIC"
             )
-        arrays, header = load_arrays(path)
+        arrays, header = load_arrays(path, mapped)
         if header.get("run") != self.run:
             raise UserError(
                 f"'{path}' is the model of another run: put the run's own file back, or train again in another "
@@ -324,6 +326,18 @@ class Folder:
     def ending(config: Config) -> dict[str, Any]:
         """What decides whether a run ends before its last round. The model of a run that did says so."""
         return dataclasses.asdict(config.stop) | {"rounds": config.rounds}
+
+    def save_failure(self, reason: str) -> None:
+        """Write failed.json: the training went wrong, and the run has no result."""
+        save_json(self.path / FAILED, {"error": reason})
+
+    def clear_failure(self) -> None:
+        """Remove failed.json, as the run goes on."""
+        (self.path / FAILED).unlink(missing_ok=True)
+
+    def failure(self) -> str:
+        """Why the training went wrong; empty if it did not."""
+        return str(load_json(self.path / FAILED)["error"]) if (self.path / FAILED).exists() else ""
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""

@@ -6,6 +6,7 @@ same as before; what a log has of them already is replaced (TensorBoard) or not 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import time
@@ -57,15 +58,34 @@ def _logging(package: str, extra: str, open_log: Callable[[Start], Writer]) -> C
         )
     log: list[Writer] = []
 
+    def begin(start: Start) -> None:
+        with _naming(extra, "opened: look at the place that you gave it"):
+            log.append(open_log(start))
+
     def rounds(records: Records) -> None:
         new = [(r["round"], scalars(r)) for r in records if r["round"] > log[0].last]
         if new:
-            log[0].write(new)
+            with _naming(extra, "written, and what it lacks is written when the run goes on (--resume)"):
+                log[0].write(new)
 
     def end(summary: Mapping[str, Any]) -> None:
-        log[0].close(summary["rounds"], dict(_numbers({"test": summary["test"]}, "")))
+        with _naming(extra, "closed; the run itself has ended well"):
+            log[0].close(summary["rounds"], dict(_numbers({"test": summary["test"]}, "")))
 
-    return Callback(lambda start: log.append(open_log(start)), rounds, end)
+    return Callback(begin, rounds, end)
+
+
+@contextlib.contextmanager
+def _naming(extra: str, what: str) -> Iterator[None]:
+    """Tell what a log's own package says is wrong as what it is: a matter of the log."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        told = str(error).strip().splitlines()
+        cause = f"{type(error).__name__}{f', {told[0]}' if told else ''}"
+        raise UserError(f"the log for {extra} could not be {what}. Its package says: {cause}") from error
 
 
 def tensorboard(place: str | Path | None = None) -> Callback:

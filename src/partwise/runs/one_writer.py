@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from partwise.checkpoint import numbered, read_along
 from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import differences, fingerprint
@@ -24,7 +25,8 @@ HERE_ALONE = ("data.path",)  # settings that may differ between machines
 
 
 class UnwrittenFolder(Folder):
-    """The folder of a run, for a process that is not its writer: nothing is written, locked or removed."""
+    """The folder of a run, for a process that is not its writer: nothing is written, locked or removed. Of tables
+    that are spread over the processes, it has a part, so that it takes part when the writer saves them."""
 
     writes = False
 
@@ -47,11 +49,19 @@ class UnwrittenFolder(Folder):
         """Nothing."""
 
     def save_checkpoint(self, state: Any, round_number: int) -> None:
-        """Nothing."""
+        """Nothing is written."""
+        read_along(numbered(state), {})
 
     def save_model(
         self, params: Mapping[str, Any], header: Mapping[str, Any], place: str | Path = ""
     ) -> None:
+        """Nothing is written."""
+        read_along(params, header)
+
+    def save_failure(self, reason: str) -> None:
+        """Nothing."""
+
+    def clear_failure(self) -> None:
         """Nothing."""
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:

@@ -63,6 +63,8 @@ def _higher(model: Model, name: str) -> bool:
 
 def _groups_of(client_ids: np.ndarray, groups: Mapping[Any, Any]) -> list[str | None]:
     """The group of every client, looked up by its id as text. Warns of clients without one."""
+    if not isinstance(groups, Mapping):
+        raise UserError(f"groups is a {type(groups).__name__}: give {{client id: group}}")
     known = {str(client): None if group is None else str(group) for client, group in groups.items()}
     found = [known.get(str(client)) for client in client_ids.tolist()]
     missing = found.count(None)
@@ -135,6 +137,10 @@ def fairness(table: pa.Table) -> dict[str, Any]:
         clients, and the gap between these. If clients have groups, `groups` has the same for each, {group: {metric:
         spread}}, and `group_gap` the difference of the best and the worst group's mean, by metric.
     """
+    import pyarrow as pa
+
+    if not isinstance(table, pa.Table):
+        raise UserError(f"the table is a {type(table).__name__}: give what `run.clients` returned")
     higher = {
         f.name: f.metadata[DIRECTION] == b"True" for f in table.schema if DIRECTION in (f.metadata or {})
     }

@@ -35,9 +35,10 @@ from partwise.runs.client_file import (
     read_client_file,
     readable,
     tell_unknown,
+    with_keys_of,
 )
 from partwise.runs.folder import Folder
-from partwise.runs.recommend import Recommended, best, excluded_keys
+from partwise.runs.recommend import Recommended, best, excluded_keys, some_of
 from partwise.runs.resolve import settings_of
 from partwise.runs.sanity import check_finite, check_fits
 from partwise.server.messages import send
@@ -211,6 +212,19 @@ class Personal:
     def _read_by_model(self, examples: ClientStore | ClientFile) -> ClientStore:
         """Only the columns of the setting. Other columns, such as times, may hold values that a model cannot
         read."""
+        there = self._in_keys(examples)
+        histories = self._histories_of(there)
+        return with_histories(there, histories) if histories else there
+
+    def _asked_after(self, given: ClientStore | ClientFile) -> ClientStore:
+        """The example for which items are ranked: what comes after all that are given, if the model reads histories
+        and the events are there; otherwise the last that is given."""
+        there = self._in_keys(given)
+        histories = self._histories_of(there)
+        return next_examples(there, histories) if histories else there
+
+    def _in_keys(self, examples: ClientStore | ClientFile) -> ClientStore:
+        """The examples' columns of the setting, with the model's keys also where a store has keys of its own."""
         examples = examples.examples if isinstance(examples, ClientFile) else examples
         if not isinstance(examples, ClientStore):
             raise UserError(
@@ -218,17 +232,13 @@ class Personal:
                 f"client's file, or a store with one client"
             )
         there = examples.select([name for name in self.setting.columns if name in examples.columns])
-        histories = self._histories_of(there)
-        return with_histories(there, histories) if histories else there
-
-    def _asked_after(self, given: ClientStore | ClientFile) -> ClientStore:
-        """The example for which items are ranked: what comes after all that are given, if the model reads histories
-        and the events are there; otherwise the last that is given."""
-        there = given.examples if isinstance(given, ClientFile) else given
-        if isinstance(there, ClientStore) and self._histories_of(there):
-            wanted = {name for name in there.columns if name in self.setting.columns}
-            return next_examples(there.select(sorted(wanted)), self._histories_of(there))
-        return self._read_by_model(given)
+        found, lost = with_keys_of(self.vocabularies, there)
+        for name, ids in lost.items():
+            raise UserError(
+                f"the examples name {name} {some_of(ids)}, which the model does not know: leave these rows out, or "
+                f"read the client's file with `read` of the model, which does so"
+            )
+        return found
 
     def _histories_of(self, examples: ClientStore) -> dict[str, History]:
         """The histories that can be made of these examples."""
@@ -242,6 +252,10 @@ class Personal:
 
     def check_local(self, local: Mapping[str, Any]) -> None:
         """Raise `UserError` if the local part does not have the paths and shapes of the model's."""
+        if not isinstance(local, Mapping):
+            raise UserError(
+                f"the local part is a {type(local).__name__}: give what `personalize` returned, or load_local(FILE)"
+            )
         partition = self.setting.partition
         wanted = {path: tuple(partition.shapes[path].shape) for path in partition.local_paths}
         found = {path: np.shape(leaf) for path, leaf in local.items()}

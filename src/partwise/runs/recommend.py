@@ -11,10 +11,10 @@ import numpy as np
 from partwise.data.checks import check_keys
 from partwise.data.ids import look_up, typed
 from partwise.data.store import ClientStore
-from partwise.runs.client_file import ClientFile
+from partwise.runs.client_file import ClientFile, with_keys_of
 from partwise.types import RunWarning, UserError, counted, unknown
 
-TOLD = 3  # unknown ids that a warning names
+TOLD = 3  # unknown ids that a sentence names
 BLOCK = 1 << 10  # scores of which only the largest is looked at first
 
 
@@ -47,12 +47,14 @@ def best(scores: np.ndarray, k: int, excluded: np.ndarray) -> np.ndarray:
 def excluded_keys(
     column: str, ids: np.ndarray, exclude: ClientStore | ClientFile | Iterable[Any] | None
 ) -> np.ndarray:
-    """The keys of what is excluded. Ids of a list that the model does not know are told in a warning."""
+    """The keys of what is excluded. Ids that the model does not know are told in a warning."""
     exclude = exclude.examples if isinstance(exclude, ClientFile) else exclude
     if isinstance(exclude, ClientStore):
         if column not in exclude.columns:
             raise UserError(f"{unknown('column', column, exclude.columns)}: its ids are to be excluded")
-        keys = np.unique(exclude.select((column,)).gather().columns[column])
+        there, lost = with_keys_of({column: ids}, exclude.select((column,)))
+        _warn_of(lost.get(column, []))
+        keys = np.unique(there.gather().columns[column])
         check_keys(column, keys, column, len(ids), -1)
         return keys[keys >= 0]
     if isinstance(exclude, str | bytes | Mapping) or not isinstance(exclude, Iterable | None):
@@ -62,13 +64,16 @@ def excluded_keys(
         )
     wanted = typed([str(each) for each in (() if exclude is None else exclude)])
     keys = look_up(ids, wanted)
-    lost = wanted[keys < 0].tolist()
-    if lost:
-        more = ", ..." if len(lost) > TOLD else ""
-        warnings.warn(
-            f"{counted(len(lost), 'id')} to exclude that the model does not know: "
-            f"{', '.join(map(str, lost[:TOLD]))}{more}",
-            RunWarning,
-            stacklevel=3,
-        )
+    _warn_of(wanted[keys < 0].tolist())
     return keys[keys >= 0]
+
+
+def _warn_of(lost: list[Any]) -> None:
+    if lost:
+        told = f"{counted(len(lost), 'id')} to exclude that the model does not know: {some_of(lost)}"
+        warnings.warn(told, RunWarning, stacklevel=4)
+
+
+def some_of(ids: list[Any]) -> str:
+    """The first of these ids, for a sentence."""
+    return ", ".join([*map(str, ids[:TOLD]), *(["..."] if len(ids) > TOLD else [])])

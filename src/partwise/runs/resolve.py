@@ -144,8 +144,8 @@ def resumed(
     check_resumable(folder)
     if folder.begun().get("fleet"):
         raise UserError(
-            f"'{folder.path}' holds the run of a fleet, whose schedule is not kept: run `partwise fleet` again, "
-            f"with more --rounds and another --out"
+            f"'{folder.path}' holds the run of a fleet, whose schedule must be made again: go on with the command "
+            f"that began it, `partwise fleet ... --out {folder.path.parent} --resume`"
         )
     saved = folder.config()
     name = task.name if isinstance(task, Task) else task or saved.task
@@ -159,10 +159,16 @@ def resumed(
         own = with_preset(loaded, preset).defaults
         options = {f"data.{name}": value for name, value in data_options(own).items()}
         config = config.changed(settings_for(own, saved.algorithm) | options | dict(changes))
+    check_goes_on(folder, loaded, config)
+    return loaded, config
+
+
+def check_goes_on(folder: Folder, task: Task, config: Config) -> None:
+    """Raise `UserError` unless this is what the run in a folder was begun with, as far as it must be."""
+    saved = folder.config()
     _check_same(folder, saved, config)
     _check_rounds(folder, saved, config)
-    check_data(folder, loaded)
-    return loaded, config
+    check_data(folder, task)
 
 
 def reopened(

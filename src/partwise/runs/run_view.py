@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from partwise.checkpoint import load_json
 from partwise.data.heat import Heat
 from partwise.runs.folder import Folder
 from partwise.runs.records import give_records
@@ -18,7 +17,6 @@ from partwise.runs.series import Series
 from partwise.types import UserError
 
 SWEEP = "sweep.json"
-FAILED = "failed.json"  # of a run of a sweep whose training went wrong
 HEAT_FILE, START_FILE = "heat.safetensors", "first.safetensors"  # of a run that is deployed
 Content = TypeVar("Content")
 
@@ -34,7 +32,7 @@ class RunView(NamedTuple):
     ended:    whether all its rounds were run
     path:     the folder, as it was given
     begun:    start.json: the data's fingerprint, lanes, devices
-    failed:   why its training went wrong, in a sweep; empty if it did not
+    failed:   why its training went wrong; empty if it did not
     heats:    how many clients hold each key, if a page has asked for it (`pages.details`)
     clients:  {metric: [clients]} of the test clients, if a page has asked for it
     """
@@ -63,8 +61,10 @@ class RunView(NamedTuple):
 
     @property
     def state(self) -> str:
-        """finished, unfinished or damaged."""
-        return "damaged" if self.problem else "finished" if self.ended else "unfinished"
+        """finished, failed, unfinished or damaged."""
+        if self.problem or self.ended:
+            return "damaged" if self.problem else "finished"
+        return "failed" if self.failed else "unfinished"
 
 
 def read_run(path: str | Path) -> RunView:
@@ -82,7 +82,7 @@ def read_beside(folder: Folder, series: Series, problem: str = "") -> RunView:
     settings, unset = tried(folder.settings, {})
     begun, unbegun = tried(folder.begun, {})
     summary, unsummed = tried(lambda: _read_summary(folder, len(series.rounds)), {})
-    failed, untold = tried(lambda: failure(folder.path), "")
+    failed, untold = tried(folder.failure, "")
     problems = "; ".join(filter(None, (unset, unbegun, problem, unsummed, untold)))
     ended = bool(summary) or _has_been_served(folder.path)
     name = folder.path.resolve().name
@@ -112,11 +112,6 @@ def known(document: Mapping[str, Any]) -> dict[str, Any]:
 def _has_been_served(path: Path) -> bool:
     """Whether a run that was deployed, which has no summary, has ended."""
     return (path / START_FILE).exists() and (path / "model.safetensors").exists()
-
-
-def failure(path: Path) -> str:
-    """Why the training of a sweep's run went wrong; empty if it did not."""
-    return str(load_json(path / FAILED)["error"]) if (path / FAILED).exists() else ""
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunView]:

@@ -19,7 +19,7 @@ from partwise.runs.folder import Folder
 from partwise.runs.tally import Tally
 from partwise.server.messages import send
 from partwise.tasks.base import Setting
-from partwise.types import UserError, counted
+from partwise.types import DivergedError, UserError, counted
 
 MOST_TOLD = 6  # leaves that one message names
 RATES = (
@@ -76,12 +76,16 @@ def check_cohort(prepared: Prepared) -> None:
 def check_fit(prepared: Prepared, config: Config) -> None:
     """Raise `UserError` if the model does not fit the partition or the algorithm. Checked on the largest
     client."""
-    algorithm = prepared.build(prepared.rates)
+    from partwise.simulation.table_places import (
+        sketched,  # here, as devices check models without a simulation
+    )
+
+    algorithm = (prepared.checked or prepared.build)(prepared.rates)
     examples = prepared.store.gather([int(np.argmax(prepared.store.counts))])
     rng = round_rng(config.seed, INIT_ROUND)
     device = Device(algorithm)
     keys = device.ask(examples).keys
-    device.check(send(algorithm.partition, init_params(algorithm, rng), keys, rng), examples)
+    device.check(send(algorithm.partition, sketched(algorithm, rng), keys, rng), examples)
 
 
 def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:
@@ -169,7 +173,7 @@ def _nobody_counted(tally: Tally, rates: Sequence[str]) -> UserError:
 def _goes_wrong(tally: Tally, rates: Sequence[str]) -> UserError:
     clients = ", ".join(map(str, tally.wrong_clients))
     whose = f"; {tally.sums['broken']} updates were not finite, most recently those of clients {clients}"
-    return UserError(
+    return DivergedError(
         f"the training has diverged since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
         f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
         f"({', '.join(rates)}), or look at single clients with --set "

@@ -25,6 +25,7 @@ from partwise.simulation.many_runs import Sweep, why_alone
 from partwise.simulation.member import Together
 from partwise.simulation.mesh import fills_a_core
 from partwise.simulation.stage import rooms_of
+from partwise.simulation.table_places import AUTO, COPIES
 from partwise.tasks import Task
 from partwise.tree import num_bytes
 
@@ -79,6 +80,8 @@ def most_beside(run: CellRun) -> int:
     prepared, config = run.prepared, run.config
     algorithm = prepared.build(prepared.rates)
     if config.simulation.backend != "compiled" or why_alone(algorithm) or not fits(prepared.store):
+        return 1
+    if config.simulation.tables not in (AUTO, COPIES):
         return 1
     partition = algorithm.partition
     room = rooms_of(prepared.store, partition, algorithm.choose)[0]

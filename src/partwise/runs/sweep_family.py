@@ -13,11 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from partwise.checkpoint import save_json
 from partwise.config.settings import Config
-from partwise.runs.folder import MAY_CHANGE, Folder
+from partwise.runs.folder import FAILED, MAY_CHANGE, Folder
 from partwise.runs.resolve import check_data, resolve
-from partwise.runs.run_view import FAILED
 from partwise.runs.sanity import check_cohort, check_fit
 from partwise.runs.side_by_side import CellRun, Programs, batches_of, goes_beside, prepared_run
 from partwise.runs.sweep_plan import SweepCell, SweepPlan
@@ -213,7 +211,7 @@ def _go(together: list[tuple[CellRun, Steps]]) -> None:
             except UserError as error:
                 if not begun:
                     raise UserError(f"{run.cell.name}: {error}") from None
-                save_json(run.folder.path / FAILED, {"error": str(error)})
+                run.folder.save_failure(str(error))
                 going = False
             if going:
                 left.append((run, steps))

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from partwise.runs.run_view import RunView, failure, read_run, whole
+from partwise.runs.folder import Folder
+from partwise.runs.run_view import RunView, read_run, whole
 from partwise.runs.series import main_metric
 from partwise.runs.sweep_plan import SweepCell, SweepPlan
 from partwise.types import UserError, counted
@@ -62,7 +63,7 @@ def _row(cells: Sequence[SweepCell], runs: Mapping[str, RunView], metric: str, o
     """One set of settings, over its seeds."""
     ended = [runs[cell.name] for cell in cells if cell.name in runs]
     summaries = [run.summary for run in ended if run.summary]
-    failed = {cell.name: failure(out / cell.name) for cell in cells if cell.name not in runs}
+    failed = {cell.name: Folder(out / cell.name).failure() for cell in cells if cell.name not in runs}
     missing = [None] * len(failed)
     tested = list(summaries[0]["test"]["over_clients"]) if summaries else []
     return {

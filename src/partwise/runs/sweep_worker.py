@@ -47,7 +47,7 @@ def _train(out: Path, family: int) -> None:
     from partwise.runs.sweep_family import train_family
 
     plan = from_document(load_json(out / SWEEP)["plan"])
-    show = lambda status: tell({"status": status._replace(evaluation=None)._asdict()})
+    show = lambda status: tell({"status": status._asdict()})
     train_family(plan, find_family(plan, family), out, progress=show, told=lambda text: tell({"told": text}))
 
 

@@ -54,9 +54,10 @@ from partwise.simulation.clock import compile_seconds
 from partwise.simulation.evaluator import KeptOf
 from partwise.simulation.exchange import agreed, agreeing
 from partwise.simulation.mesh import use_all_cores
-from partwise.simulation.processes import is_writer, meet
+from partwise.simulation.processes import is_writer, meet, num_processes
+from partwise.simulation.spread import is_spread
 from partwise.tasks import Task
-from partwise.types import RunWarning, UserError
+from partwise.types import DivergedError, RunWarning, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -303,10 +304,14 @@ def train_steps(
     promised = protection(config, prepared.store.num_clients, runtime.trials)
     rounds = affordable(promised, config.rounds)
     params = lambda: {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
+    spread = is_spread(simulation.state)
     with recording(folder, task, config, runtime) as recorder:
         rates = read_of(RATES, task, config, find_algorithm(config.algorithm))
-        start = Start(config, task, folder and folder.path, simulation.round, params)
+        shown = _unshown if spread and num_processes() > 1 else lambda: _as_now(simulation.state.params)
+        start = Start(config, task, folder and folder.path, simulation.round, shown)
         keeper = best_model(config, task, evaluate.algorithm.model, folder)
+        if keeper and shown is _unshown:
+            raise _no_params("keep.best")
         deciding = [*stops(config, task, evaluate.algorithm.model, began), *callbacks]
         followed = Followed(
             [*([keeper.callback] if keeper else []), *(deciding if is_writer() else [])], start
@@ -316,7 +321,8 @@ def train_steps(
         )
     if folder:
         early = {"ended": folder.ending(config)} if simulation.round < config.rounds else {}
-        folder.save_model(params(), {"task": config.task, "round": simulation.round, **early})
+        header = {"task": config.task, "round": simulation.round, **early}
+        folder.save_model(simulation.state.params, header)
     on_test = evaluate.of(task.test.select(prepared.evaluated.columns))
     test = on_test(simulation.state.params, kept=simulation.kept_of)
     test["judged"] = judged(task, prepared, config)
@@ -343,7 +349,27 @@ def train_steps(
         warnings.warn(nobody_judged("test"), RunWarning, stacklevel=4)
     if summary["not_finite"]:
         warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=4)
-    return Run(config, task, params(), summary, recorder, best[0] if best else None, kept)
+    last = folder.model(mapped=True) if folder and spread else params()
+    return Run(config, task, last, summary, recorder, best[0] if best else None, kept)
+
+
+def _as_now(params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The parameters for those who may keep them. The next call writes into tables that are on the host."""
+    return {
+        p: leaf.copy() if isinstance(leaf, np.ndarray) else np.asarray(leaf) for p, leaf in params.items()
+    }
+
+
+def _unshown() -> dict[str, Any]:
+    """The parameters for a callback, if no process can have them all without the others."""
+    raise _no_params("a callback that asks for the parameters")
+
+
+def _no_params(what: str) -> UserError:
+    return UserError(
+        f"tables are spread over {num_processes()} processes, and {what} needs them all in one: use "
+        f"--set simulation.tables=copies, or do without it"
+    )
 
 
 def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
@@ -363,25 +389,29 @@ def _draw(folder: Folder, tally: Tally, summary: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def recording(folder: Folder | None, task: Task, config: Config, runtime: Runtime) -> Iterator[Recorder]:
     """Start a run's folder, or continue the run that is there. If a new run fails before any client was used,
-    nothing is left in the folder."""
+    nothing is left in the folder. If the training diverges, the folder says so."""
     if folder is None:
         yield Recorder(None)
         return
     new = agreed(not folder.exists())  # others may see it when it has begun already
     if new:
-        begun = {"lanes": runtime.simulation.lanes, "device": device_words(), "data": fingerprint(task)}
+        data = fingerprint(task) if folder.writes else {}
+        begun = {"lanes": runtime.simulation.lanes, "device": device_words(), "data": data}
         begun |= {"trials": runtime.trials} if runtime.trials > 1 else {}
-        begun |= {"fleet": True} if runtime.fleet else {}
+        begun |= {"fleet": runtime.fleet} if runtime.fleet else {}
         folder.start(config, task.options, source_of(task.train), begun)
     else:
         _go_on(folder, runtime.simulation)
         folder.save_config(config)
+        folder.clear_failure()
     recorder = Recorder(folder)
     try:
         yield recorder
-    except UserError:
+    except UserError as error:
         if new and not recorder.tally.sums["clients"]:
             folder.discard()
+        elif isinstance(error, DivergedError):
+            folder.save_failure(str(error))
         raise
 
 
