@@ -15,7 +15,8 @@ from partwise.cli import main
 from partwise.pages import follow_run
 from partwise.pages.follow_coordinator import CoordinatorFollower
 from partwise.pages.follow_run import FolderFollower
-from partwise.pages.moment import status
+from partwise.pages.moment import live_strip, status
+from partwise.pages.page import make_view
 from partwise.runs.folder import Folder
 from partwise.runs.lock import FILE, has_writer
 from partwise.runs.records import to_line
@@ -94,6 +95,9 @@ def test_states(going):
     stopped = FolderFollower(folder.path).look()[1]
     assert stopped.state == "stopped"
     assert f"partwise train --resume --out {folder.path}" in stopped.words
+    folder.save_failure("the training has diverged")
+    assert FolderFollower(folder.path).look()[1] == ("failed", "the training has diverged", {})
+    folder.clear_failure()
     (folder.path / FILE).write_text(lock)
     folder.append(more)
     assert state() == "evaluating"
@@ -104,6 +108,23 @@ def test_states(going):
     (folder.path / FILE).unlink()
     with pytest.raises(UserError, match="holds no run"):
         FolderFollower(folder.path)
+
+
+def test_before_the_first_round_only_what_is_known_is_shown(going):
+    folder, _ = going
+    folder.metrics.unlink()
+    pages = []
+    for begun in (True, False):
+        if not begun:
+            (folder.path / "config.toml").unlink()
+        run, moment = FolderFollower(folder.path).look()
+        assert moment.words == "compiling; no round is recorded yet"
+        pages.append(make_view([run], live_strip(run, moment)))
+    assert pages[0].title == "fed_recon on planted"
+    assert "0 <small>of 24</small>" in pages[0].main
+    assert pages[1].title == "going"
+    for page in pages:
+        assert not any(words in page.main for words in ("a run", "0 of 0", "not told", "0 B", "Costs", ": -"))
 
 
 def test_the_end_and_the_damage_of_a_run(runs, copy):
@@ -159,6 +180,7 @@ def test_mistakes(tmp_path, capsys):
         (["watch", str(tmp_path)], "holds no run"),
         (["watch", str(tmp_path), "--port", "70000"], "--port must be from 0"),
         (["watch", "https://127.0.0.1:1"], "needs an operator's token"),
+        (["watch", "ftp://x"], "'ftp://x' is no URL of a server, which begins with http:// or https://"),
     ):
         assert main(command) == 2
         assert words in " ".join(capsys.readouterr().err.split())

@@ -6,6 +6,7 @@ import pytest
 
 from partwise.pages.published import VOCABULARIES, WORD_ACCURACIES, WORD_METRIC, published_rows
 from partwise.papers import fedrecon, fedrecon_trainings
+from partwise.papers.words_protocol import WordsProtocol
 
 
 @pytest.mark.parametrize("task", ["movielens", "movielens-seen"])
@@ -19,7 +20,7 @@ def test_those_of_ratings(task):
 
 
 def test_those_of_words():
-    assert (VOCABULARIES, WORD_METRIC) == (fedrecon_trainings.VOCABULARIES, fedrecon_trainings.METRIC)
+    assert (WordsProtocol().vocabularies, fedrecon_trainings.METRIC) == (VOCABULARIES, WORD_METRIC)
     rows = [
         row for training in fedrecon_trainings.TRAININGS for row in training.rows if row.paper[0] is not None
     ]

@@ -25,6 +25,7 @@ from partwise.pages.details import read_detailed
 from partwise.pages.page import make_page, make_view
 from partwise.pages.report import report
 from partwise.pages.run_groups import Curve, group_runs, thinned
+from partwise.runs.compare import compare
 from partwise.runs.folder import Folder
 from partwise.runs.run_view import known
 from partwise.runs.series import Series
@@ -143,6 +144,33 @@ def test_an_unfinished_run_is_shown_as_such(copy):
     told = words_of(make_page(make_view([run])))
     assert "has not ended: 12 of 24 rounds are recorded" in told
     assert "no result on test clients yet" in told
+
+
+def fail(folder: Folder, rounds: int) -> None:
+    """Leave the folder as a training that diverged after so many rounds leaves it."""
+    (folder.path / "summary.json").unlink()
+    folder.replace_records(
+        record | {"train": {"loss": None}, "evaluation": None} for record in folder.records()[:rounds]
+    )
+    folder.save_failure("the training has diverged since round 2 (mean loss nan). Train with lower rates.")
+
+
+def test_a_run_that_diverged_is_shown_with_the_reason_and_charts_say_who_is_left_out(
+    runs, copy, tmp_path, capsys
+):
+    folder = Folder(copy("plain-0", "div"))
+    fail(folder, 12)
+    assert main(["report", str(folder.path), str(runs["plain-1"]), "--out", str(tmp_path / "r.html")]) == 0
+    assert "div failed: the training has diverged" in " ".join(capsys.readouterr().out.split())
+    told = re.sub(r"\s+", " ", words_of((tmp_path / "r.html").read_text()))
+    assert "div failed after 12 of 24 rounds: the training has diverged since round 2" in told
+    assert "has not ended" not in told
+    assert "rmse of the validation clients. Left out: div (it failed before it was evaluated)." in told
+    assert "Left out: div (none of its values is finite)." in told
+    with pytest.raises(
+        UserError, match=r"has been evaluated yet: '.*div' failed \(the training has diverged"
+    ):
+        compare(folder.path)
 
 
 def test_a_run_that_goes_on_after_its_end_is_unfinished(copy):
@@ -275,6 +303,28 @@ def test_trainings_of_different_tasks_are_not_compared(copy):
     assert "2 trainings on planted, elsewhere" in told
     assert "fed_recon was trained on planted for 24 rounds. Its rmse is" in told
     assert "fed_recon was trained on elsewhere for 24 rounds. Its rmse is" in told
+    assert "On planted test rmse" in told
+    assert "On elsewhere test rmse" in told
+
+
+def test_every_task_has_charts_and_tables_of_its_own(copy):
+    first, other = read_run(copy("plain-0")), read_run(copy("private", "other"))
+    other = other._replace(settings=dict(other.settings) | {"task": "elsewhere"})
+    other = other._replace(summary=dict(other.summary) | {"best": {}})
+    page = make_page(make_view([first, other]))
+    charts = [chart_of(page, f"validation-rmse-{task}") for task in ("planted", "elsewhere")]
+    assert [list(chart["curves"]) for chart in charts] == [["0"], ["1"]]
+    assert [chart["level"] and chart["level"]["value"] for chart in charts] == [0.5, None]
+    tables = re.findall(r'<section class="tests".*?</section>', page)
+    assert ["best reachable" in words_of(table) for table in tables] == [True, False]
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(set(ids)) == len(ids)
+
+
+def test_runs_of_a_sweep_are_named_by_their_settings(copy):
+    runs = [read_run(copy(f"plain-{seed}", f"server.rate=0.3,seed={seed + 9}")) for seed in range(3)]
+    assert [group.label for group in group_runs(runs)] == ["server.rate=0.3"]
+    assert [group.label for group in group_runs(runs[1:])] == ["server.rate=0.3"]  # seeds 10 and 11
 
 
 def test_runs_with_other_settings_are_other_groups(copy):

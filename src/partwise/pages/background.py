@@ -15,25 +15,25 @@ from partwise.types import counted
 NOT_SET = "-"
 
 
-def heat(groups: Sequence[Group], charts: Sequence[Chart]) -> str:
+def heat(groups: Sequence[Group], charts: Sequence[Chart], task: str) -> str:
     """How many clients hold each key."""
-    return section("heat", "Heat", chart_grid(charts, groups))
+    return section("heat", "Heat", chart_grid(charts, groups), task=task)
 
 
 def privacy(groups: Sequence[Group], charts: Sequence[Chart]) -> str:
     """What clients are promised, what it rests on, and what it is made of."""
-    promised = {place: group.first.summary.get("privacy") for place, group in enumerate(groups)}
-    told = "".join(_promise(place, groups[place], each) for place, each in promised.items() if each)
+    promised = [(group, group.first.summary.get("privacy")) for group in groups]
+    told = "".join(_promise(group, each) for group, each in promised if each)
     return section("privacy", "Privacy", chart_grid(charts, groups) + (part("promise", told) if told else ""))
 
 
-def _promise(place: int, group: Group, told: Mapping[str, Any]) -> str:
+def _promise(group: Group, told: Mapping[str, Any]) -> str:
     warned = "<b>Simulated: nobody is protected.</b> " if told.get("simulated") else ""
     rests = "".join(f"<li>{text(each)}</li>" for each in told.get("rests_on", ()))
     heat = f"<p>Heat: {text(told['heat'])}.</p>" if told.get("heat") else ""
     unit, relation, uncovered = (text(told.get(name, "")) for name in ("unit", "relation", "not_covered"))
     return (
-        f'<div class="promise"><h3>{swatch(place)} {text(group.label)}</h3><p>{warned}Epsilon '
+        f'<div class="promise"><h3>{swatch(group.place)} {text(group.label)}</h3><p>{warned}Epsilon '
         f"<b>{number(told.get('epsilon'))}</b> at delta <b>{brief(told.get('delta'))}</b> for {unit} ({relation}), "
         f"if</p><ul>{rests}</ul>{heat}<p>Not covered: {uncovered}.</p>{_ledger(group, told)}</div>"
     )
@@ -58,7 +58,7 @@ def settings(groups: Sequence[Group]) -> str:
     known = [group.first.settings for group in groups]
     keys = list(dict.fromkeys(key for each in known for key in each if key not in ALONE))
     differ = [key for key in keys if len({str(each.get(key, NOT_SET)) for each in known}) > 1]
-    head = ["setting", *(f"{swatch(place)} {text(group.label)}" for place, group in enumerate(groups))]
+    head = ["setting", *(f"{swatch(group.place)} {text(group.label)}" for group in groups)]
     row = lambda key: [f"<code>{text(key)}</code>", *(text(each.get(key, NOT_SET)) for each in known)]
     table = lambda caption, chosen: plain_table(caption, head, [row(key) for key in chosen], "words")
     first = table("Settings in which the runs differ", differ) if differ else ""
@@ -67,11 +67,12 @@ def settings(groups: Sequence[Group]) -> str:
 
 
 def _seeds(groups: Sequence[Group]) -> str:
-    named = (
+    named = [
         f"{text(group.label)}: {', '.join(text(run.settings.get('seed', NOT_SET)) for run in group.runs)}"
         for group in groups
-    )
-    return f'<p class="about">Seeds of {"; of ".join(named)}.</p>'
+        if group.first.settings
+    ]
+    return f'<p class="about">Seeds of {"; of ".join(named)}.</p>' if named else ""
 
 
 def versions(groups: Sequence[Group]) -> str:

@@ -21,9 +21,9 @@ def make_legend(groups: Sequence[Group]) -> str:
     if len(groups) < 2:
         return ""
     buttons = "".join(
-        f'<button type="button" class="chip" data-group="{place}" aria-pressed="true">{swatch(place)}'
+        f'<button type="button" class="chip" data-group="{group.place}" aria-pressed="true">{swatch(group.place)}'
         f"<span>{text(group.label)}</span></button>"
-        for place, group in enumerate(groups)
+        for group in groups
     )
     return f'<nav class="legend" aria-label="Runs that the charts show">{buttons}</nav>'
 
@@ -61,7 +61,8 @@ def _values(chart: Chart, groups: Sequence[Group]) -> str:
         [f"{x:,.6g}", *(_point(curve, places[place].get(x)) for place, curve in chart.curves.items())]
         for x in xs
     ]
-    head = [text(chart.x), *(text(groups[place].label) for place in chart.curves)]
+    labels = {group.place: group.label for group in groups}
+    head = [text(chart.x), *(text(labels[place]) for place in chart.curves)]
     return plain_table(f"{text(chart.title)}{some}", head, rows, "values")
 
 
@@ -74,12 +75,11 @@ def _point(curve: Curve, at: int | None) -> str:
     return number(mean) if low == high else f"{number(mean)} <small>({number(low)} to {number(high)})</small>"
 
 
-def learning(groups: Sequence[Group], charts: Sequence[Chart]) -> str:
+def learning(groups: Sequence[Group], charts: Sequence[Chart], task: str) -> str:
     """The curves. Those of further metrics are folded."""
     more = chart_grid(charts[FIRST_CHARTS:], groups)
     words = counted(len(charts) - FIRST_CHARTS, "more metric")
     folded = f'<details class="more"><summary>{words}</summary>{more}</details>' if more else ""
     several = any(len(group.runs) > 1 for group in groups)
-    return section(
-        "learning", "Learning", chart_grid(charts[:FIRST_CHARTS], groups) + folded, BANDS * several
-    )
+    first = chart_grid(charts[:FIRST_CHARTS], groups)
+    return section("learning", "Learning", first + folded, BANDS * several, task)

@@ -19,6 +19,7 @@ SCALES = {
     "log": " The scale is logarithmic.",
     "asinh": " The scale is logarithmic away from zero.",
 }
+UNTOLD = "its bytes are not told"
 ROWS = 40  # of a chart's table
 
 
@@ -86,9 +87,9 @@ def _short(value: float) -> float | int | None:
 
 def training_chart(groups: Sequence[Group]) -> Chart | None:
     """The training loss by round."""
-    curves = _curves(groups, lambda group: by_round(group, lambda run: run.series.losses))
+    curves, left_out = _curves(groups, lambda group: by_round(group, lambda run: run.series.losses))
     scale = _scale(curves)
-    about = f"Loss of the clients that trained, in every round.{SCALES[scale]}"
+    about = f"Loss of the clients that trained, in every round.{SCALES[scale]}{left_out}"
     return _chart("training", "Training loss", about, "round", "training loss", curves, scale=scale)
 
 
@@ -96,8 +97,8 @@ def validation_charts(groups: Sequence[Group]) -> list[Chart]:
     """Every metric of the validation clients by round, the main one first."""
     charts = []
     for metric in metric_names(run for group in groups for run in group.runs):
-        curves = _curves(groups, lambda group, metric=metric: by_look(group, metric))
-        about = f"{metric} of the validation clients."
+        curves, left_out = _curves(groups, lambda group, metric=metric: by_look(group, metric))
+        about = f"{metric} of the validation clients.{left_out}"
         chart = _chart(f"validation-{metric}", f"Validation {metric}", about, "round", metric, curves)
         charts += [chart._replace(level=_best(groups, metric))] if chart else []
     return charts
@@ -106,10 +107,11 @@ def validation_charts(groups: Sequence[Group]) -> list[Chart]:
 def bytes_chart(groups: Sequence[Group]) -> Chart | None:
     """The main metric of the validation clients by bytes."""
     for metric in metric_names(run for group in groups for run in group.runs):
-        curves = _curves(groups, lambda group, metric=metric: by_bytes(group, metric))
+        curves, left_out = _curves(groups, lambda group, metric=metric: by_bytes(group, metric), UNTOLD)
         about = (
             f"{metric} of the validation clients, after all clients together had fetched and sent so much."
         )
+        about += left_out
         chart = _chart("bytes", f"Validation {metric} by megabytes", about, "megabytes", metric, curves)
         if chart:
             return chart._replace(level=_best(groups, metric))
@@ -118,7 +120,7 @@ def bytes_chart(groups: Sequence[Group]) -> Chart | None:
 
 def privacy_chart(groups: Sequence[Group]) -> Chart | None:
     """Epsilon by round."""
-    curves = _curves(groups, lambda group: by_round(group, lambda run: run.series.epsilons))
+    curves, _ = _curves(groups, lambda group: by_round(group, lambda run: run.series.epsilons))
     about = (
         "What has been spent after each round. Between evaluations, epsilon is that of a few more rounds, so it "
         "grows in steps."
@@ -131,7 +133,7 @@ def heat_charts(groups: Sequence[Group]) -> list[Chart]:
     spaces = dict.fromkeys(space for group in groups for space in group.first.heats)
     charts = []
     for space in spaces:
-        heats = {number: group.first.heats.get(space) for number, group in enumerate(groups)}
+        heats = {group.place: group.first.heats.get(space) for group in groups}
         curves = {number: _holders(heat) for number, heat in heats.items() if heat}
         by = next(heat.by for heat in heats.values() if heat)
         what = "clients that hold it" if by == "clients" else "samples of the clients that hold it"
@@ -146,7 +148,7 @@ def clients_charts(groups: Sequence[Group]) -> list[Chart]:
     shares = np.linspace(0, 100, 101)
     charts = []
     for name in names:
-        known = {number: group.first.clients.get(name) for number, group in enumerate(groups)}
+        known = {group.place: group.first.clients.get(name) for group in groups}
         found = {number: values for number, values in known.items() if values is not None and len(values)}
         lines = {number: np.nanpercentile(values, shares) for number, values in found.items()}
         curves = {number: Curve(shares, line, line, line) for number, line in lines.items()}
@@ -167,10 +169,23 @@ def _holders(heat: Heat) -> Curve:
     return Curve(x, keys, keys, keys)
 
 
-def _curves(groups: Sequence[Group], make: Callable[[Group], Curve]) -> dict[int, Curve]:
-    """The curves of the groups that have any finite value."""
-    found = {number: make(group) for number, group in enumerate(groups)}
-    return {number: curve for number, curve in found.items() if np.isfinite(curve.mean).any()}
+def _curves(
+    groups: Sequence[Group], make: Callable[[Group], Curve], missing: str = "it has no values"
+) -> tuple[dict[int, Curve], str]:
+    """The curves of the groups that have any finite value, and a sentence about those that have none."""
+    found = [(group, make(group)) for group in groups]
+    drawn = {group.place: curve for group, curve in found if np.isfinite(curve.mean).any()}
+    told = [
+        f"{group.label} ({_why(group, curve, missing)})" for group, curve in found if group.place not in drawn
+    ]
+    return drawn, f" Left out: {', '.join(told)}." if told else ""
+
+
+def _why(group: Group, curve: Curve, missing: str) -> str:
+    """Why a group has no curve."""
+    if len(curve.x):
+        return "none of its values is finite"
+    return "it failed before it was evaluated" if group.first.state == "failed" else missing
 
 
 def _chart(

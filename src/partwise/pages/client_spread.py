@@ -11,6 +11,7 @@ PERCENTILES = ("p5", "p25", "p50", "p75", "p95")
 READ = (
     "Line: from the 5th to the 95th percentile of the clients. Box: the middle half. Tick: median. Dot: mean."
 )
+Row = tuple[Group, Mapping[str, float]]
 WORDS = ("5 %", "25 %", "median", "75 %", "95 %", "mean")
 
 
@@ -18,34 +19,34 @@ def spread_strips(groups: Sequence[Group]) -> str:
     """A strip for each run and metric, and a table of the same numbers."""
     names = metric_names(run for group in groups for run in group.runs)
     found = {name: _of_metric(groups, name) for name in names}
-    figures = "".join(_figure(groups, name, rows) for name, rows in found.items() if rows)
+    figures = "".join(_figure(name, rows) for name, rows in found.items() if rows)
     return f'<div class="grid small">{figures}</div>' if figures else ""
 
 
-def _of_metric(groups: Sequence[Group], metric: str) -> dict[int, dict[str, float]]:
+def _of_metric(groups: Sequence[Group], metric: str) -> list[Row]:
     """Percentiles by group, as means over its runs."""
-    rows = {}
-    for place, group in enumerate(groups):
+    rows = []
+    for group in groups:
         told = [run.summary.get("test", {}).get("over_clients", {}).get(metric, {}) for run in group.runs]
         means = {name: spread_of(each.get(name) for each in told) for name in (*PERCENTILES, "mean")}
         if all(means.values()):
-            rows[place] = {name: each.mean for name, each in means.items() if each}
+            rows.append((group, {name: each.mean for name, each in means.items() if each}))
     return rows
 
 
-def _figure(groups: Sequence[Group], metric: str, rows: Mapping[int, Mapping[str, float]]) -> str:
-    low = min(row["p5"] for row in rows.values())
-    high = max(row["p95"] for row in rows.values())
+def _figure(metric: str, rows: Sequence[Row]) -> str:
+    low = min(row["p5"] for _, row in rows)
+    high = max(row["p95"] for _, row in rows)
     margin = 0.04 * (high - low) or 1.0
     scale = lambda value: 100 * (value - low + margin) / (high - low + 2 * margin)
+    scaled = lambda row: {name: scale(value) for name, value in row.items()}
     strips = "".join(
-        f'<li><span class="name">{swatch(place)} {text(groups[place].label)}</span><span class="number">median '
-        f"{number(row['p50'])}</span>{_strip(place, {name: scale(value) for name, value in row.items()})}</li>"
-        for place, row in rows.items()
+        f'<li><span class="name">{swatch(group.place)} {text(group.label)}</span><span class="number">median '
+        f"{number(row['p50'])}</span>{_strip(group.place, scaled(row))}</li>"
+        for group, row in rows
     )
     cells = [
-        [text(groups[place].label), *(number(row[name]) for name in (*PERCENTILES, "mean"))]
-        for place, row in rows.items()
+        [text(group.label), *(number(row[name]) for name in (*PERCENTILES, "mean"))] for group, row in rows
     ]
     table = plain_table(f"{text(metric)} over test clients", ["run", *WORDS], cells)
     ends = f'<div class="ends"><span>{number(low)}</span><span>{number(high)}</span></div>'

@@ -93,6 +93,8 @@ class FolderFollower:
             return Moment(
                 "serving", "this run is served to devices: watch its URL to see rounds as they come"
             )
+        if run.state == "failed":
+            return Moment("failed", run.failed)
         if not has_writer(self._path):
             go_on = f"partwise train --resume --out {self._path}"
             return Moment("stopped", f"stopped after round {done:,}; go on with `{go_on}`")
@@ -102,7 +104,7 @@ class FolderFollower:
                 "stalled", f"no new round for {quiet / 60:.0f} minutes, though its process is there"
             )
         if not done:
-            return Moment("starting", "getting ready: compiling")
+            return Moment("starting", "compiling; no round is recorded yet")
         if done >= run.rounds:
             return Moment("evaluating", "all rounds are done: evaluating on the test clients")
         return Moment("training", "training")

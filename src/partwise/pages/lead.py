@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partwise.pages.numbers import brief, definition_list, number, size, spread, text, whole
-from partwise.pages.run_groups import Group, metric_names, spread_of, test_metric
+from partwise.pages.run_groups import Group, by_task, metric_names, spread_of, test_metric
 from partwise.runs.run_view import RunView
 from partwise.types import counted
 
@@ -24,14 +24,18 @@ def make_lead(groups: Sequence[Group], live: bool = False) -> str:
     """Heading, sentence, numbers and notices. A live page says below this what is not done yet."""
     runs = [run for group in groups for run in group.runs]
     judged = any(map(_main, groups))
-    tiles = definition_list(_tiles(groups), "tiles") if judged or not live else ""
+    tiles = _all_tiles(groups) if judged or not live else ""
     notices = "" if live else _notices(runs)
-    return f'<h1>{text(title_of(groups))}</h1><p class="sentence">{_sentence(groups)}</p>{tiles}{notices}'
+    begun = not live or any(run.series.rounds for run in runs)
+    sentence = f'<p class="sentence">{_sentence(groups)}</p>' if begun else ""
+    return f"<h1>{text(title_of(groups))}</h1>{sentence}{tiles}{notices}"
 
 
 def title_of(groups: Sequence[Group]) -> str:
     """What the page is about, in a few words."""
-    tasks = dict.fromkeys(str(group.first.settings.get("task", "a run")) for group in groups)
+    if not any(group.first.settings for group in groups):
+        return groups[0].label
+    tasks = by_task(groups)
     algorithms = dict.fromkeys(str(group.first.settings.get("algorithm", "training")) for group in groups)
     if len(tasks) == len(algorithms) == 1:
         return f"{next(iter(algorithms))} on {next(iter(tasks))}"
@@ -43,16 +47,15 @@ def _sentence(groups: Sequence[Group]) -> str:
     judged = [group for group in groups if _main(group)]
     if not judged:
         return _unjudged(groups)
-    tasks = list(dict.fromkeys(group.first.settings.get("task") for group in judged))
-    of_task = lambda task: [group for group in groups if group.first.settings.get("task") == task]
-    return " ".join(_of_task(of_task(task), len(tasks) > 1) for task in tasks)
+    tasks = {group.task for group in judged}
+    return " ".join(_of_task(each, len(tasks) > 1) for task, each in by_task(groups).items() if task in tasks)
 
 
 def _of_task(groups: Sequence[Group], named: bool) -> str:
     best = _leading([group for group in groups if _main(group)])
     metric = _main(best)
     reachable = (best.first.summary.get("best") or {}).get(metric)
-    where = f" on {text(best.first.settings.get('task'))}" if named else ""
+    where = f" on {text(best.task)}" if named else ""
     who = f"Of {len(groups)} trainings{where}, <b>{text(best.label)}</b> is best: its"
     ends = (
         f", where {number(reachable)} is the best that any method can reach" if reachable is not None else ""
@@ -114,13 +117,23 @@ def _unjudged(groups: Sequence[Group]) -> str:
     runs = [run for group in groups for run in group.runs]
     done = max((run.series.rounds[-1] for run in runs if run.series.rounds), default=0)
     of = max((run.rounds for run in runs), default=0)
+    if not done:
+        return f"No round{f' of {whole(of)}' if of else ''} is recorded yet."
+    yet = "" if all(run.state == "failed" for run in runs) else " yet"
     return (
-        f"{whole(done)} of {counted(of, 'round')} are recorded, and there is no result on test clients yet."
+        f"{whole(done)} of {counted(of, 'round')} are recorded, and there is no result on test clients{yet}."
     )
 
 
+def _all_tiles(groups: Sequence[Group]) -> str:
+    """The numbers of every task by themselves."""
+    tasks = by_task(groups)
+    named = lambda task: f'<p class="about">On {text(task)}</p>' if len(tasks) > 1 else ""
+    return "".join(f"{named(task)}{definition_list(_tiles(each), 'tiles')}" for task, each in tasks.items())
+
+
 def _tiles(groups: Sequence[Group]) -> dict[str, str]:
-    """The numbers of one group; of several, those of the one that is best."""
+    """The numbers of one group; of several of a task, those of the one that is best."""
     judged = [group for group in groups if _main(group)]
     group = _leading(judged) if judged else groups[0]
     run, tiles = group.first, dict[str, str]()
@@ -151,6 +164,9 @@ def _notices(runs: Sequence[RunView]) -> str:
         if run.state == "unfinished":
             done = f"{len(run.series.rounds):,} of {counted(run.rounds, 'round')}"
             lines.append(f"<li><b>{text(run.name)}</b> has not ended: {done} are recorded.</li>")
+        elif run.state == "failed":
+            done = f"{len(run.series.rounds):,} of {counted(run.rounds, 'round')}"
+            lines.append(f"<li><b>{text(run.name)}</b> failed after {done}: {text(run.failed)}</li>")
         elif run.state == "damaged":
             lines.append(f"<li><b>{text(run.name)}</b> is damaged: {text(run.problem)}.</li>")
     return f'<ul class="notices" role="note">{"".join(lines)}</ul>' if lines else ""

@@ -18,7 +18,7 @@ GOING = ("starting", "training", "serving", "evaluating")  # states in which mor
 class Moment(NamedTuple):
     """How a run stands.
 
-    state:   starting, training, evaluating, serving, stalled, stopped, finished, damaged or unreachable
+    state:   starting, training, evaluating, serving, stalled, stopped, failed, finished, damaged or unreachable
     words:   the same, in a sentence
     devices: what a coordinator says of its devices, in words; nothing for a simulation
     """
@@ -84,7 +84,7 @@ def live_strip(run: RunView, moment: Moment) -> str:
     """The strip at the top of a live page."""
     done, of = run.series.done, run.rounds
     value = f'max="{of}" value="{min(done, of)}" ' if of else ""
-    bar = f'<progress {value}aria-label="Rounds">{done} of {of}</progress>'
+    bar = f'<progress {value}aria-label="Rounds">{f"{done} of {of}" if of else ""}</progress>'
     dot = f'<span class="dot {moment.state}"></span>'
     state = f'<div class="state" role="status" data-part="state">{dot}<span>{text(moment.words)}</span></div>'
     return (
@@ -95,7 +95,10 @@ def live_strip(run: RunView, moment: Moment) -> str:
 
 def _facts(run: RunView, moment: Moment) -> dict[str, str]:
     series, told = run.series, status(run, moment)
-    facts = {"round": f"{whole(told['round'])} <small>of {whole(run.rounds)}</small>"}
+    devices = {name: text(value) for name, value in moment.devices.items()}
+    facts = {"round": f"{whole(told['round'])} <small>of {whole(run.rounds)}</small>"} if run.rounds else {}
+    if not series.rounds:
+        return facts | devices
     facts["training loss"] = number(told["loss"])
     if series.looks:
         name = next(iter(series.looks[-1].metrics), "")
@@ -110,4 +113,4 @@ def _facts(run: RunView, moment: Moment) -> dict[str, str]:
         facts["epsilon so far"] = brief(told["epsilon"])
     facts["a round takes"] = duration(told["seconds_per_round"])
     facts["time left"] = f"about {duration(told['seconds_left'])}" if told["seconds_left"] else NONE
-    return facts | {name: text(value) for name, value in moment.devices.items()}
+    return facts | devices

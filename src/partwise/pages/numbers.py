@@ -103,13 +103,14 @@ def swatch(place: int) -> str:
     )
 
 
-def section(key: str, title: str, inside: str, about: str = "") -> str:
-    """A part of the page with a heading; empty if there is nothing in it."""
+def section(key: str, title: str, inside: str, about: str = "", task: str = "") -> str:
+    """A part of the page with a heading; empty if there is nothing in it. `task`: which of several it is about."""
     if not inside:
         return ""
     words = f'<p class="about first">{about}</p>' if about else ""
-    heading = f'<h2 id="{key}-title">{title}</h2>'
-    return f'<section aria-labelledby="{key}-title" id="{key}">{heading}{words}{inside}</section>'
+    name, of = (f"{key}-{text(task)}", f" on {text(task)}") if task else (key, "")
+    heading = f'<h2 id="{name}-title">{title}{of}</h2>'
+    return f'<section class="{key}" aria-labelledby="{name}-title" id="{name}">{heading}{words}{inside}</section>'
 
 
 def part(key: str, inside: str) -> str:

@@ -17,14 +17,14 @@ from partwise.pages.chart_figure import learning, make_legend
 from partwise.pages.charts import Chart
 from partwise.pages.lead import make_lead, title_of
 from partwise.pages.numbers import part, text
-from partwise.pages.run_groups import Group, group_runs
+from partwise.pages.run_groups import Group, by_task, group_runs
 from partwise.runs.run_view import RunView
 
 STYLES = ("vendor/uPlot.min.css", "assets/page.css")
 CHARTS, LICENCE, OWN = "vendor/uPlot.iife.min.js", "vendor/LICENSE", "assets/page.js"
 HEADER = (
     '<a class="skip" href="#main">Skip to the content</a><header><span class="brand">partwise</span><button '
-    'type="button" id="theme" aria-pressed="false">Dark</button></header>'
+    'type="button" id="theme">Dark</button></header>'
 )
 
 
@@ -39,22 +39,37 @@ class View(NamedTuple):
 def make_view(runs: Sequence[RunView], strip: str = "") -> View:
     """The view of runs. `strip` is HTML about what is going on, below the first sentence."""
     groups = group_runs(runs)
-    charts = {name: [chart.drawn() for chart in found] for name, found in _charts(groups).items()}
+    tasks, epsilon = by_task(groups), drawing.privacy_chart(groups)
+    told = [_of_task(each, task if len(tasks) > 1 else "") for task, each in tasks.items()]
+    private = [epsilon.drawn()] if epsilon else []
     main = (
         f'<section id="lead" aria-label="Summary">{part("lead", make_lead(groups, bool(strip)))}{strip}</section>',
         make_legend(groups),
-        learning(groups, charts["learning"]),
-        results.tests(groups),
-        results.over_clients(groups, charts["clients"]),
-        results.costs(groups, charts["costs"]),
-        background.heat(groups, charts["heat"]),
-        background.privacy(groups, charts["privacy"]),
+        *(html for html, _ in told),
+        background.privacy(groups, private),
         background.settings(groups),
         background.versions(groups),
     )
     names = [{"label": group.label, "seeds": len(group.runs)} for group in groups]
-    told = [chart.told() for found in charts.values() for chart in found]
-    return View(title_of(groups), "".join(main), {"groups": names, "charts": told})
+    charts = [chart.told() for chart in (*(chart for _, charts in told for chart in charts), *private)]
+    return View(title_of(groups), "".join(main), {"groups": names, "charts": charts})
+
+
+def _of_task(groups: Sequence[Group], task: str) -> tuple[str, list[Chart]]:
+    """The sections about trainings of one task, and their charts. `task` is named if there are several."""
+    key = lambda chart: f"{chart.key}-{task}" if task else chart.key
+    charts = {
+        name: [chart.drawn()._replace(key=key(chart)) for chart in found]
+        for name, found in _charts(groups).items()
+    }
+    sections = (
+        learning(groups, charts["learning"], task),
+        results.tests(groups, task),
+        results.over_clients(groups, charts["clients"], task),
+        results.costs(groups, charts["costs"], task),
+        background.heat(groups, charts["heat"], task),
+    )
+    return "".join(sections), [chart for found in charts.values() for chart in found]
 
 
 def _charts(groups: Sequence[Group]) -> dict[str, list[Chart]]:
@@ -66,7 +81,6 @@ def _charts(groups: Sequence[Group]) -> dict[str, list[Chart]]:
         "clients": drawing.clients_charts(groups),
         "costs": given(drawing.bytes_chart(groups)),
         "heat": drawing.heat_charts(groups),
-        "privacy": given(drawing.privacy_chart(groups)),
     }
 
 

@@ -31,7 +31,7 @@ ALIGNED = '<small class="pm"></small>'  # where another row has a deviation
 BORROWED = "The settings of a paper's row may differ from the run's."
 
 
-def tests(groups: Sequence[Group]) -> str:
+def tests(groups: Sequence[Group], task: str) -> str:
     """Metrics of the test clients: ours, the best that can be reached, what papers report."""
     names = metric_names(run for group in groups for run in group.runs)
     names = [name for name in names if any(test_metric(group, name) for group in groups)]
@@ -39,11 +39,11 @@ def tests(groups: Sequence[Group]) -> str:
         return ""
     rows = [
         [
-            f"{swatch(place)} {text(group.label)}",
+            f"{swatch(group.place)} {text(group.label)}",
             str(len(group.runs)),
             *(_metric(group, name) for name in names),
         ]
-        for place, group in enumerate(groups)
+        for group in groups
     ]
     best, published = _best(groups, names), _published(groups)
     others = best + [_row(f"paper: {text(row)}", dict(metrics), names) for _, row, metrics in published]
@@ -54,7 +54,7 @@ def tests(groups: Sequence[Group]) -> str:
     sources = "; ".join(dict.fromkeys(text(source) for source, _, _ in published))
     cited = f" Published: {sources}. {BORROWED}" if sources else ""
     about = f'<p class="about">{several}{_judged(groups)}{cited}</p>'
-    return section("tests", "Results", part("tests", table + about))
+    return section("tests", "Results", part(f"tests {task}", table + about), task=task)
 
 
 def _metric(group: Group, name: str) -> str:
@@ -67,16 +67,14 @@ def _row(name: str, known: Mapping[str, float], names: Sequence[str]) -> list[st
 
 
 def _best(groups: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
-    """The best that any method can reach, if it is known; of each task by itself."""
-    found = {
-        str(group.first.settings.get("task")): group.first.summary["best"]
-        for group in groups
-        if group.first.summary.get("best")
-    }
-    several = len(found) > 1
+    """The best that any method can reach, if it is known. With other options of the data, it may be another."""
+    found: dict[str, Group] = {}
+    for group in groups:
+        if group.first.summary.get("best"):
+            found.setdefault(str(group.first.summary["best"]), group)
+    of = lambda group: f" for {text(group.label)}" if len(found) > 1 else ""
     return [
-        _row(f"best reachable{f' on {text(task)}' if several else ''}", best, names)
-        for task, best in found.items()
+        _row(f"best reachable{of(group)}", group.first.summary["best"], names) for group in found.values()
     ]
 
 
@@ -97,32 +95,33 @@ def _judged(groups: Sequence[Group]) -> str:
     return f"Evaluated on {clients} clients.{rebuilt} Other parameters: {others}."
 
 
-def over_clients(groups: Sequence[Group], charts: Sequence[Chart]) -> str:
+def over_clients(groups: Sequence[Group], charts: Sequence[Chart], task: str) -> str:
     """How a metric differs between the test clients."""
     strips = spread_strips(groups)
-    inside = (part("clients", strips) if strips else "") + chart_grid(charts, groups)
-    return section("clients", "Over clients", inside, READ if strips else "")
+    inside = (part(f"clients {task}", strips) if strips else "") + chart_grid(charts, groups)
+    return section("clients", "Over clients", inside, READ if strips else "", task)
 
 
-def costs(groups: Sequence[Group], charts: Sequence[Chart]) -> str:
-    """Bytes against the metric, and what the runs took."""
-    rows = [_cost(place, group) for place, group in enumerate(groups)]
+def costs(groups: Sequence[Group], charts: Sequence[Chart], task: str) -> str:
+    """Bytes against the metric, and what the runs took; nothing before the first round."""
+    rows = [_cost(group) for group in groups if any(run.series.rounds for run in group.runs)]
+    if not rows:
+        return ""
     head = ["run", "fetched", "sent", "in all", "a round", "whole run", "dropped out", "broken"]
     caption = (
         "What a client fetches and sends in a round; bytes of the whole run; time; clients that were lost"
     )
-    return section(
-        "costs", "Costs", chart_grid(charts, groups) + part("costs", plain_table(caption, head, rows))
-    )
+    table = part(f"costs {task}", plain_table(caption, head, rows))
+    return section("costs", "Costs", chart_grid(charts, groups) + table, task=task)
 
 
-def _cost(place: int, group: Group) -> list[str]:
+def _cost(group: Group) -> list[str]:
     mean = lambda name: getattr(spread_of(run.summary.get(name) for run in group.runs), "mean", None)
     seconds = [value for run in group.runs for value in run.series.seconds if math.isfinite(value)]
     sent = [run.series.sent for run in group.runs if run.series.sent is not None]
     lost = [run.series.counts["dropped"] + run.series.counts["missing"] for run in group.runs]
     return [
-        f"{swatch(place)} {text(group.label)}",
+        f"{swatch(group.place)} {text(group.label)}",
         size(mean("bytes_down_per_client")),
         size(mean("bytes_up_per_client")),
         size(float(np.mean(sent))) if len(sent) == len(group.runs) else "not told",

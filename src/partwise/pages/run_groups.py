@@ -13,17 +13,25 @@ from partwise.runs.run_view import RunView
 from partwise.runs.seed_groups import group_over_seeds
 from partwise.runs.series import is_number, metrics_of
 
+UNKNOWN = "an unknown task"  # of a run whose settings are not there, or cannot be read
+
 
 class Group(NamedTuple):
-    """Runs that differ in the seed alone, under one name."""
+    """Runs that differ in the seed alone, under one name. Its place among all groups of the page is its colour."""
 
     label: str
     runs: Sequence[RunView]
+    place: int = 0
 
     @property
     def first(self) -> RunView:
         """One of the runs: what is learned is set as in all."""
         return self.runs[0]
+
+    @property
+    def task(self) -> str:
+        """What was trained."""
+        return str(self.first.settings.get("task", UNKNOWN))
 
 
 class Curve(NamedTuple):
@@ -47,7 +55,15 @@ def group_runs(runs: Iterable[RunView]) -> list[Group]:
     group: in a mean, it would end their line where its own ends."""
     labels: dict[str, int] = {}
     drawn = [part for group in group_over_seeds(runs) for part in _finished_together(group)]
-    return [Group(_unused(_label(part), labels), part) for part in drawn]
+    return [Group(_unused(_label(part), labels), part, place) for place, part in enumerate(drawn)]
+
+
+def by_task(groups: Iterable[Group]) -> dict[str, list[Group]]:
+    """The groups of every task. A metric of one task says nothing about another, whatever its name."""
+    tasks: dict[str, list[Group]] = {}
+    for group in groups:
+        tasks.setdefault(group.task, []).append(group)
+    return tasks
 
 
 def _finished_together(runs: Sequence[RunView]) -> Iterator[list[RunView]]:
@@ -61,7 +77,7 @@ def _label(runs: Sequence[RunView]) -> str:
     names = [run.name for run in runs]
     if len(names) == 1:
         return names[0]
-    stem = re.sub(r"[-_. ]*(seed|s)?[-_. ]*\d*$", "", _common(names))
+    stem = re.sub(r"[-_., ]*(seed|s)?[-_.= ]*\d*$", "", _common(names))
     return stem or f"{names[0]} and {len(names) - 1} more"
 
 

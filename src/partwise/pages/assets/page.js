@@ -182,8 +182,8 @@
   // Dark and light: as the system says, until the button is pressed.
   const system = matchMedia("(prefers-color-scheme: dark)"), button = document.getElementById("theme");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const press = () => button.setAttribute("aria-pressed", String(isDark()));
-  const repaint = () => { press(); charts.forEach((chart) => chart.draw(chart.spec)); };
+  const name = () => { button.textContent = isDark() ? "Light" : "Dark"; }; // what it makes of the page
+  const repaint = () => { name(); charts.forEach((chart) => chart.draw(chart.spec)); };
   button.addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; repaint(); });
   system.addEventListener("change", repaint);
 
@@ -226,7 +226,7 @@
   };
 
   start();
-  press();
+  name();
   document.body.dataset.ready = "yes";
   if (document.body.dataset.feed) follow(document.body.dataset.feed);
 })();
