@@ -80,6 +80,7 @@ const UNDERSTOOD = {
   "update.begin": ["first"],
   "update.schedule": ["constant"],
   "reconstruct.schedule": ["constant"],
+  "update.precision": ["float32"],
   "update.passes": [1],
   "select.item": ["own", "all"],
   "server.weighting": ["examples", "uniform"],

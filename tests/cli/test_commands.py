@@ -113,7 +113,7 @@ def test_settings_are_listed_with_the_values_of_a_task(output, capsys):
         (["movielens"], {"select.item": "own"}),
         (["movielens", "--algorithm", "fed_avg"], {"select.item": "own", "select.user": "own"}),
         (["tags"], {"select.word": "top:1000"}),
-        (["tags", "--algorithm", "fed_avg"], {"select.word": "all"}),
+        (["tags", "--algorithm", "fed_avg"], {"select.word": "own"}),
         (["handwriting"], {"select.filter": "random:16"}),
         (["next-word"], {"select.word": "own", "select.unit": "all"}),
         (["next-word-lstm"], {"select.SPACE": "own or all"}),

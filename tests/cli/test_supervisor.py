@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -118,6 +119,14 @@ time.sleep(1000)
         supervisor.supervise([str(tmp_path)], 2, tmp_path)
 
 
+def test_messages_are_shown_also_if_standard_error_is_no_file(monkeypatch, tmp_path, capfd):
+    """As in a notebook."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    processes_that("os.write(int(messages), b'round 1\\n')", monkeypatch)
+    assert supervisor.supervise([str(tmp_path)], 2, tmp_path) == 0
+    assert capfd.readouterr().err == "round 1\n"
+
+
 def test_a_bug_is_shown_and_not_repeated(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.2)
     processes_that("1 / 0 if index == 1 else time.sleep(1000)", monkeypatch)
@@ -199,13 +208,23 @@ def workers(process: subprocess.Popen) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def wait_until(condition, seconds: float = 300) -> float:
+def wait_until(condition, seconds: float = 900) -> float:
     """Wait until something is so, and return how long it took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < seconds
         time.sleep(0.02)
     return time.monotonic() - began
+
+
+def wait_for_rounds(process: subprocess.Popen, out: Path, number: int) -> None:
+    """Wait for a checkpoint after so many rounds, as long as the command goes on."""
+
+    def saved() -> bool:
+        assert process.poll() is None, process.communicate()
+        return supervisor.rounds_saved(out) >= number
+
+    wait_until(saved)
 
 
 def gone(pids: list[int]) -> bool:
@@ -237,7 +256,7 @@ def assert_undisturbed(out: Path, whole: Path) -> None:
 @pytest.mark.parametrize("who", [0, 1])
 def test_killed_it_goes_on_and_ends_in_the_same_bytes(tmp_path, undisturbed, who):
     process = begun(tmp_path / "run")
-    wait_until(lambda: supervisor.rounds_saved(tmp_path / "run") >= 100)
+    wait_for_rounds(process, tmp_path / "run", 100)
     before = workers(process)
     os.kill(before[who], signal.SIGKILL)
     assert wait_until(lambda: gone(before)) < 5
@@ -249,7 +268,7 @@ def test_killed_it_goes_on_and_ends_in_the_same_bytes(tmp_path, undisturbed, who
 @pytest.mark.parametrize("who", [0, 1])
 def test_one_that_hangs_is_noticed_by_its_heartbeat(tmp_path, undisturbed, who):
     process = begun(tmp_path / "run")
-    wait_until(lambda: supervisor.rounds_saved(tmp_path / "run") >= 100)
+    wait_for_rounds(process, tmp_path / "run", 100)
     before = workers(process)
     os.kill(before[who], signal.SIGSTOP)
     assert wait_until(lambda: gone(before)) < 2 * HEARTBEAT + 1
@@ -257,15 +276,23 @@ def test_one_that_hangs_is_noticed_by_its_heartbeat(tmp_path, undisturbed, who):
     assert_undisturbed(tmp_path / "run", undisturbed)
 
 
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background ignores SIGINT, and so would a command that the tests start."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_all_and_says_how_to_go_on(tmp_path, undisturbed, number, code):
+def test_a_signal_ends_all_and_says_how_to_go_on(tmp_path, undisturbed, interruptible, number, code):
     out = tmp_path / "run"
     process = begun(out)
-    wait_until(lambda: supervisor.rounds_saved(out) >= 50)
+    wait_for_rounds(process, out, 50)
     before = workers(process)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert (process.returncode, gone(before)) == (code, True)
     assert f"stopped. Go on with: partwise train --resume --processes 2 --out {out}" in " ".join(err.split())
     ended(begun(out, "--resume"))
@@ -337,5 +364,5 @@ print("done")
 """
     prompt = ["-c", code.replace("time.sleep(60)", "pass"), late]
     for process in start_together(prompt, ["-c", code, late], PARTWISE_HEARTBEAT=str(HEARTBEAT)):
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=900)
         assert (process.returncode, out) == (0, "done\n"), err

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from partwise.cli import show_sweep
-from partwise.cli.interrupt import begin_work
+from partwise.cli.interrupt import begin_work, same_command
 from partwise.cli.progress import show_progress
 from partwise.runs.lock import refuse_if_held
 from partwise.types import UserError
@@ -37,7 +36,7 @@ def sweep(options: argparse.Namespace) -> Mapping[str, Any]:
     from partwise.runs.sweep import sweep as sweep_task
 
     begin_work()
-    options.again = f"partwise {shlex.join(options.given)}" + ("" if options.resume else " --resume")
+    options.again = same_command(options)
     with show_progress(options, task or "planted") as progress:
         swept = sweep_task(
             task,
@@ -56,4 +55,5 @@ def sweep(options: argparse.Namespace) -> Mapping[str, Any]:
         )
     if not options.json:
         show_sweep.sweep(swept.result, swept.folder)
-    return {**swept.result, "folder": str(swept.folder)}
+    failed = [name for row in swept.rows for name in row["failed"]]
+    return {**swept.result, "folder": str(swept.folder), "failed": failed}

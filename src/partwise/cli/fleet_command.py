@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
 from partwise.cli import show
-from partwise.cli.interrupt import begin_work
+from partwise.cli.interrupt import begin_work, same_command
 from partwise.cli.progress import show_progress
 
 
@@ -43,6 +44,9 @@ def add_fleet(
     sub.add_argument(
         "--out", metavar="DIR", help="folder for fleet.json, fleet.png, trace.csv and the run (default: none)"
     )
+    sub.add_argument(
+        "--resume", action="store_true", help="go on with a training in --out, with all else as it was"
+    )
     sub.add_argument("--quiet", action="store_true", help="show no progress")
 
 
@@ -50,6 +54,7 @@ def fleet(options: argparse.Namespace) -> Mapping[str, Any]:
     """`partwise fleet`."""
     from partwise.cli.commands import asked
     from partwise.config.settings import to_number
+    from partwise.runs.fleet import RUN
     from partwise.runs.fleet import fleet as simulate
     from partwise.runs.lock import check_place
 
@@ -59,6 +64,8 @@ def fleet(options: argparse.Namespace) -> Mapping[str, Any]:
     number = lambda name: to_number(f"--{name}", getattr(options, name))
     whole = lambda name, value: int(to_number(f"--{name}", value, "int"))
     begin_work()
+    if options.out is not None and "rounds" in changes:
+        options.folder, options.again = Path(options.out) / RUN, same_command(options)
     with show_progress(options, task or "planted") as progress:
         found = simulate(
             task,
@@ -70,6 +77,7 @@ def fleet(options: argparse.Namespace) -> Mapping[str, Any]:
             rounds=whole("rounds", changes.pop("rounds", 0)),
             data=options.data,
             out=options.out,
+            resume=options.resume,
             preset=options.preset,
             progress=progress,
             told=progress,

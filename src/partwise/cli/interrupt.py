@@ -50,6 +50,13 @@ def stopped() -> Stopped | None:
     return _stopped
 
 
+def same_command(options: Any) -> str:
+    """The command that was given, to continue what it began."""
+    import shlex
+
+    return f"partwise {shlex.join(options.given)}" + ("" if options.resume else " --resume")
+
+
 def _handle(number: int, frame: Any) -> None:
     global _stopped
     stop = Stopped(128 + number)

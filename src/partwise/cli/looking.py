@@ -27,14 +27,14 @@ def report(options: Options) -> Result:
 
     runs = read_detailed(options.run_folders)
     num_bytes = write_report(runs, options.out)
-    states = [{"run": run.name, "state": run.state, "problem": run.problem} for run in runs]
+    states = [{"run": run.name, "state": run.state, "problem": run.problem or run.failed} for run in runs]
     if not options.json:
         show.say(f"Wrote {options.out}: {counted(len(runs), 'run')}, {num_bytes / 1e3:.0f} kB.")
         for each in states:
             if each["state"] != "finished":
-                show.say(
-                    f"{each['run']} is {each['state']}{': ' if each['problem'] else ''}{each['problem']}."
-                )
+                state = each["state"] if each["state"] == "failed" else f"is {each['state']}"
+                why = f": {each['problem'].rstrip('.')}" if each["problem"] else ""
+                show.say(f"{each['run']} {state}{why}.")
     return {"out": str(options.out), "bytes": num_bytes, "runs": states}
 
 

@@ -8,12 +8,17 @@ from typing import Any
 
 from partwise.types import UserError
 
+SCHEMES = ("http://", "https://")
 Request = Callable[[str, str, bytes | None], bytes]
 
 
 def is_url(text: str) -> bool:
-    """Whether a run is given by the URL of its server."""
-    return text.startswith(("http://", "https://"))
+    """Whether a run is given by the URL of its server. Raises `UserError` for URLs of another kind."""
+    if "://" in text and not text.startswith(SCHEMES):
+        raise UserError(
+            f"'{text}' is no URL of a server, which begins with {' or '.join(SCHEMES)}, and no folder"
+        )
+    return text.startswith(SCHEMES)
 
 
 def as_operator(url: str, token: str | None, authority: str | None) -> Request:

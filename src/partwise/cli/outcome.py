@@ -28,7 +28,8 @@ from partwise.types import RunWarning, UserError
 def run(given: Sequence[str], whole_process: bool = True) -> int:
     """Run a command and return its exit code.
 
-    It is 0 for success, 2 with one paragraph for anything that the user can fix, and 1 for a bug in partwise.
+    It is 0 for success, 2 with one paragraph for anything that the user can fix, and 1 for a bug in partwise,
+    or for a sweep of which a run failed.
     If the process was started for this command, seconds are counted from the start of the process.
     """
     if list(given) == ["--version", "--json"]:
@@ -56,7 +57,7 @@ def _ended(options: argparse.Namespace, given: Sequence[str]) -> int:
             return result
         if options.json and not options.silent:
             sys.stdout.write(json.dumps(_plain(result), indent=1) + "\n")
-        return 2 if result.get("not_finite") else 0
+        return 2 if result.get("not_finite") else 1 if result.get("failed") else 0
     except UserError as error:
         return _fail(str(error), options, 2)
     except KeyboardInterrupt as stop:

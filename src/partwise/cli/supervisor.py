@@ -27,6 +27,7 @@ WORKER = ("-m", "partwise.cli.worker")
 SAME_AGAIN = 2  # beginnings that get no further before half as many processes go on
 LOOK_SECONDS = 0.02
 GRACE_SECONDS = 5  # for the others to end by themselves after a mistake of the user
+STDERR = 2  # not that of `sys.stderr`, which may be no file (a notebook's)
 LAST_LINES = 20  # of what a process wrote, if nobody knows why it ended
 
 
@@ -97,8 +98,7 @@ def _run(given: Sequence[str], places: Sequence[MachineShare]) -> Ended:
 def _start(given: Sequence[str], index: int, more: Mapping[str, str], cores: Sequence[int]) -> Worker:
     """Start a process on these cores. The first one's messages are the command's own."""
     log = tempfile.TemporaryFile()  # noqa: SIM115
-    shown = sys.stderr.fileno() if index == 0 else log.fileno()
-    messages = os.dup(shown)
+    messages = os.dup(STDERR if index == 0 else log.fileno())
     try:
         with _on_cores(cores):
             process = subprocess.Popen(
