@@ -14,6 +14,7 @@ import pytest
 
 from partwise.cli.parser import make_parser
 from partwise.data import planted_ratings
+from partwise.papers.reproduce import REPRODUCTIONS
 from partwise.runs.evaluation import evaluate_run
 from partwise.types import UserError
 
@@ -23,7 +24,7 @@ PAGES_OF_CODE = (
     "adding clients comparing data deployment devices diverges events export exporting fleet following heat"
 )
 PAGES_OF_CODE += " keras looking nnx recommending remote reopening seeds sweeping torch"
-NOT_RUN = {"docs/reproduction.md"}  # what its figures were made with, which takes too long
+NOT_RUN = {"docs/reproduction_select.md"}  # what its figures were made with, which takes too long
 
 
 def parts(page: str) -> list[str]:
@@ -232,6 +233,11 @@ def test_the_code_of_the_page_on_sweeping_runs(tmp_path):
 def test_every_page_with_code_is_run_by_a_test():
     run_here = {"README.md", *(f"docs/{name}.md" for name in PAGES_OF_CODE.split())}
     assert {page for page in PAGES if parts(page)} - NOT_RUN == run_here
+
+
+def test_the_summary_of_reproductions_has_all_of_them():
+    named = set(re.findall(r"`([\w-]+)`", (ROOT / "docs/reproduction.md").read_text()))
+    assert set(REPRODUCTIONS) <= named
 
 
 def commands(page: str) -> list[str]:

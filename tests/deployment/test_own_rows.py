@@ -195,12 +195,11 @@ def test_an_offer_whose_options_make_no_sense_is_refused(tmp_path, wrong, messag
         open_store(offer._replace(config="\n".join(lines)), f"{tmp_path}/all.csv")
 
 
-def test_tasks_that_train_on_a_part_of_the_rows_say_what_to_give_instead(make_ratings):
-    clicks = find_task("clicks").own
-    with pytest.raises(
-        UserError, match=r"'clicks' trains on the first part .* give the training rows as a store"
-    ):
-        clicks.prepare(make_ratings([3], 4), {})
+@pytest.mark.parametrize(("task", "part"), [("clicks", "the first part"), ("femnist", "nine tenths")])
+def test_tasks_that_train_on_a_part_of_the_rows_say_what_to_give_instead(make_ratings, task, part):
+    own = find_task(task).own
+    with pytest.raises(UserError, match=rf"'{task}' trains on {part} .* give the training rows as a store"):
+        own.prepare(make_ratings([3], 4), {})
 
 
 TAGS = {"data.num_words": 50, "data.num_tags": 8, "data.mean_examples": 6, "data.words_per_example": 5}
