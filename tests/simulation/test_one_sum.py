@@ -25,7 +25,7 @@ prepared = prepare(task, config)
 
 def collectives(program):
     kinds = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
-    return re.findall(rf"= ([a-z0-9]+)\\S* ({kinds})(?:-start)?\\(", program.compile().as_text())
+    return re.findall(rf"= \\(?([a-z0-9]+)\\[.*? ({kinds})(?:-start)?\\(", program.compile().as_text())
 
 simulation = make_simulation(prepared, config, config.simulation.lanes)
 simulation._place()
@@ -47,6 +47,7 @@ PRIVATE = {"privacy.clip": 1.0, "privacy.noise": 0.5, "privacy.delta": 1e-5, "se
 MASKED = PRIVATE | {"privacy.noise": 0.0, "privacy.sums": "masked"}
 CASES = {
     "cut tables": ("tags-planted", POSTS | {"algorithm": "fed_select", "server.optimizer": "lazy_adam"}),
+    "messages of their own": ("tags-planted", POSTS | {"data.num_words": 3000, "data.num_tags": 100}),
     "heat": ("tags-planted", POSTS | {"algorithm": "fed_sub_avg"}),
     "heat of cohorts": ("tags-planted", POSTS | {"algorithm": "fed_sub_avg", "server.mean": "seen"}),
     "kept": ("tags-planted", POSTS | {"algorithm": "scaffold"}),
