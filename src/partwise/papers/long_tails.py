@@ -33,14 +33,16 @@ YELP = PaperTask(
     paper={},
     cohorts={},
     every=20,
-    rates=(0.03, 0.1, 0.3),
-    adam=((0.03, 0.01), (0.1, 0.003), (0.1, 0.01)),
+    rates=(0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    adam=((0.03, 0.01), (0.1, 0.003), (0.1, 0.01), (0.1, 0.03), (0.3, 0.01), (0.3, 0.03)),
     options={"file": "Yelp", "length": 20},
 )
 BLOGS = YELP._replace(
     name="blogs",
     task="next-word",
     metric="accuracy",
+    rates=(0.03, 0.1, 0.3),
+    adam=((0.03, 0.01), (0.1, 0.003), (0.1, 0.01)),
     options={"num_words": 10_000, "width": 32, "heads": 4, "units": 256, "max_sentences": 100},
 )
 
