@@ -20,7 +20,7 @@ from partwise.config.settings import Config
 from partwise.papers.rate_search import Trial, best_of, search_rates
 from partwise.papers.study import telling_release
 from partwise.runs.backends import make_evaluator
-from partwise.runs.picture import INK, QUIET, bars_beside, save_picture
+from partwise.runs.picture import INK, QUIET, bars_beside, draw_band, save_picture
 from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus
 from partwise.tasks import PAPER, Task, load_task
@@ -280,18 +280,22 @@ def figure4(
         task, config = runs.prepared(row)
         trials = search_rates(task, config, grid_of(row.grid), seeds[:1], runs.show(name))
         best = best_of(trials, "rmse")
-        smooth = np.convolve(best.losses, np.ones(10) / 10, "valid")
-        axes.plot(np.arange(len(smooth)) + 10, smooth, label=f"{name}, rate {best.changes['server.rate']:g}")
+        others = search_rates(task, config, [best.changes], seeds[1:], runs.show(name)) if seeds[1:] else []
+        each = [best, *others]
+        smooth = np.array([np.convolve(one.losses, np.ones(10) / 10, "valid") for one in each])
+        label = f"{name}, rate {best.changes['server.rate']:g}"
+        draw_band(axes, np.arange(smooth.shape[1]) + 10, smooth, label=label)
+        values = [one.validation["loss"] for one in each]
         rows.append(
             {
                 "row": name,
                 "metric": "validation mean squared error",
                 "paper": None,
-                "ours": best.validation["loss"],
-                "spread": 0.0,
-                "seeds": 1,
+                "ours": float(np.mean(values)),
+                "spread": float(np.std(values)),
+                "seeds": len(values),
                 "rates": dict(best.changes),
-                "losses": [round(float(loss), 5) for loss in best.losses],
+                "losses": np.mean([one.losses for one in each], axis=0).round(5).tolist(),
             }
         )
     axes.set(xlabel="round", ylabel="training loss (mean of 10 rounds)", yscale="log")

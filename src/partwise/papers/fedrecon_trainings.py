@@ -110,7 +110,7 @@ class Learned(NamedTuple):
     chosen: Mapping[str, Mapping[str, float]]  # row -> rates of its evaluation
     curves: Mapping[str, Sequence[float]]  # row -> the metric of validation clients at `rounds`, last seed
     rounds: Sequence[int]
-    losses: Sequence[float]  # of training by round, mean over seeds, as long as all of them trained
+    losses: Sequence[Sequence[float]]  # of training, by seed and round, as long as all of them trained
     sizes: Mapping[str, int]  # parameters: local (the embeddings of buckets), others
     coverage: float  # share of the training clients' words that are in the vocabulary
     seconds: float

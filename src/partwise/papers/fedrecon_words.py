@@ -16,7 +16,7 @@ from partwise.papers.fedrecon import draw_steps
 from partwise.papers.fedrecon_trainings import BUCKETS, METRIC, RECON, TRAININGS, YOGI, JudgedRow, Training
 from partwise.papers.words_desk import Desk
 from partwise.runs.document import to_plain
-from partwise.runs.picture import INK, QUIET, save_picture
+from partwise.runs.picture import INK, QUIET, draw_band, save_picture
 from partwise.runs.summary import judged
 from partwise.runs.train import OnStatus
 
@@ -158,12 +158,12 @@ def figure5(
     axes, rows = figure.subplots(), []
     for vocabulary in desk.vocabularies:
         done = desk.learn(RECON, vocabulary)
-        width = min(10, len(done.losses))
-        smooth = np.convolve(done.losses, np.ones(width) / width, "valid")
-        numbers = np.arange(len(smooth)) + width
-        axes.plot(numbers, smooth, label=f"{vocabulary:,} words ({done.coverage:.0%} of all)", linewidth=1.2)
-        name = f"{vocabulary:,} words"
-        rows.append(_point(name, "training loss", smooth[-1], numbers.tolist(), smooth.tolist()))
+        width = min(10, len(done.losses[0]))
+        smooth = np.array([np.convolve(each, np.ones(width) / width, "valid") for each in done.losses])
+        numbers = np.arange(smooth.shape[1]) + width
+        draw_band(axes, numbers, smooth, label=f"{vocabulary:,} words ({done.coverage:.0%} of all)")
+        curve = {"x": numbers.tolist(), "y": smooth.mean(axis=0).tolist()}
+        rows.append(_line(f"{vocabulary:,} words", "training loss", smooth[:, -1]) | curve)
     axes.set(xlabel="round", ylabel="loss of a word")
     axes.legend(frameon=False, fontsize=8)
     save_picture(out / "fedrecon-figure5.png", figure, quick)

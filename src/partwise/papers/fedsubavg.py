@@ -20,7 +20,7 @@ from partwise.algorithms.registry import configuration, prepare, settings_for
 from partwise.config.settings import Config
 from partwise.papers.study import once
 from partwise.runs.backends import make_evaluator, make_simulation
-from partwise.runs.picture import save_picture
+from partwise.runs.picture import draw_band, save_picture
 from partwise.runs.sweep_plan import RATES
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.backend import Backend
@@ -353,12 +353,13 @@ def _named(progress: OnStatus, part: str) -> OnStatus:
 
 
 def draw(path: Path, panels: Mapping[str, Panel], quick: bool) -> None:
-    """Mean over trials by round, with a panel for each task. The target is a dashed line."""
+    """Mean over trials by round, with the standard deviation shaded; a panel for each task. The target is a
+    dashed line."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels)))
     for axes, (title, (lines, target)) in zip(all_axes, panels.items(), strict=True):
         for name, curves in lines.items():
-            axes.plot(curves.rounds, np.mean(curves.values, axis=0), label=name, linewidth=1.2)
+            draw_band(axes, curves.rounds, curves.values, label=name)
         axes.axhline(target, color="#8a8a8a", linestyle="--", linewidth=0.8)
         axes.set(xlabel="round", title=title)
         axes.legend(frameon=False, fontsize=7)

@@ -11,7 +11,7 @@ with the first seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,7 +207,8 @@ def _told(row: str, each: Sequence[Judged], **more: Any) -> list[dict[str, Any]]
     ages = [by_age(judged) for judged in each]
     more |= {
         "took_part": float(np.mean([(judged.ages >= 0).mean() for judged in each])),
-        "by_age": {word: _mean([one[word] for one in ages]) for word in ages[0]},
+        "by_age": {word: _over_seeds(np.mean, [one[word] for one in ages]) for word in ages[0]},
+        "by_age_spread": {word: _over_seeds(np.std, [one[word] for one in ages]) for word in ages[0]},
     }
     values = {
         ALL: [rmse(judged.errors) for judged in each],
@@ -227,10 +228,10 @@ def _told(row: str, each: Sequence[Judged], **more: Any) -> list[dict[str, Any]]
     ]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    """The mean over the seeds that have such clients."""
+def _over_seeds(summary: Callable[[Sequence[float]], Any], values: Sequence[float]) -> float | None:
+    """A summary of the seeds that have such clients."""
     there = [value for value in values if np.isfinite(value)]
-    return float(np.mean(there)) if there else None
+    return float(summary(there)) if there else None
 
 
 def _gap(value: float | None) -> float:
@@ -252,8 +253,9 @@ def _draw(path: Path, rows: Sequence[Mapping[str, Any]], everyone: int, quick: b
             axes.errorbar(
                 cohorts, [r["ours"] for r in chosen], [r["spread"] for r in chosen], capsize=2, **look
             )
-        ages = next(row["by_age"] for row in mine if row["cohort"] == cohorts[1])
-        right.plot([_gap(ages[word]) for word in words], **look)
+        ages = next(row for row in mine if row["cohort"] == cohorts[1])
+        mean, spread = ([_gap(ages[part][word]) for word in words] for part in ("by_age", "by_age_spread"))
+        right.errorbar(range(len(words)), mean, spread, capsize=2, **look)
     for axes, title in ((left, "all users"), (middle, "users who took part")):
         axes.set(xscale="log", xlabel=f"users in a round, of {everyone:,}", ylabel="RMSE", title=title)
         axes.set_xticks(cohorts, [str(cohort) for cohort in cohorts])

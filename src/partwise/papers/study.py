@@ -24,7 +24,7 @@ from partwise.data.store import ClientStore
 from partwise.runs.backends import make_evaluator, make_simulation
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import digest_of
-from partwise.runs.picture import save_picture
+from partwise.runs.picture import draw_band, save_picture
 from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.backend import Backend
@@ -245,11 +245,7 @@ def draw_curves(path: Path, panels: Mapping[str, Sequence[Trials]], label: str, 
     all_axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
     for axes, (title, trials) in zip(all_axes, panels.items(), strict=True):
         for each in trials:
-            mean, spread = each.curves.mean(axis=0), each.curves.std(axis=0)
-            (line,) = axes.plot(each.rounds, mean, label=each.variant.name, linewidth=1.2)
-            axes.fill_between(
-                each.rounds, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, lw=0
-            )
+            draw_band(axes, each.rounds, each.curves, label=each.variant.name)
         axes.set(xlabel="round", title=title)
         axes.legend(frameon=False, fontsize=7)
     all_axes[0].set_ylabel(label)

@@ -128,7 +128,7 @@ class Desk:
             chosen=chosen,
             curves={name: curve for name, curve in last["values"].items() if name != WATCHED},
             rounds=last["rounds"],
-            losses=np.mean([course["losses"][:shortest] for course in courses], axis=0).tolist(),
+            losses=[course["losses"][:shortest] for course in courses],
             sizes=trainer.sizes(),
             coverage=_coverage(trainer.task),
             seconds=sum(each["seconds"] for each in done),

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -100,18 +101,27 @@ def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
     write_file(path, data.getvalue())
 
 
+def draw_band(axes: Axes, x: Any, values: Any, **look: Any) -> None:
+    """The mean of curves [trials, points], with their standard deviation shaded."""
+    mean, spread = np.mean(values, axis=0), np.std(values, axis=0)
+    (line,) = axes.plot(x, mean, linewidth=1.2, **look)
+    axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
+
+
 def bars_beside(
     path: Path, rows: Sequence[Mapping[str, Any]], label: str, most: float, quick: bool = False
 ) -> None:
-    """The paper's numbers beside ours: a pair of bars for each row. Bars longer than `most` are cut and
-    labelled."""
+    """The paper's numbers beside ours with their spread: a pair of bars for each row. Bars longer than `most` are
+    cut and labelled."""
     figure = Figure(figsize=(7.5, 0.45 * len(rows) + 1), layout="constrained")
     axes = figure.subplots()
     for i, row in enumerate(rows):
         for offset, name, color in ((-0.18, "paper", QUIET), (0.18, "ours", INK)):
             if row[name] is not None:
-                axes.barh(i + offset, min(row[name], most), 0.34, color=color, label=name if i == 0 else None)
-                axes.text(min(row[name], most), i + offset, f" {row[name]:.3f}", va="center", fontsize=7)
+                end, spread = min(row[name], most), row["spread"] if name == "ours" else 0
+                look = {"color": color, "label": name if i == 0 else None}
+                axes.barh(i + offset, end, 0.34, xerr=spread, error_kw={"ecolor": RED}, **look)
+                axes.text(end + spread, i + offset, f" {row[name]:.3f}", va="center", fontsize=7)
     axes.set_yticks(range(len(rows)), [row["row"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set(xlabel=label, xlim=(0.7, most * 1.05))
