@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from partwise.runs.personal import load_local as load_local
     from partwise.runs.personal import save_local as save_local
     from partwise.runs.reopen import load as load
+    from partwise.runs.run import Run as Run
     from partwise.runs.sweep import sweep as sweep
-    from partwise.runs.train import Run as Run
     from partwise.runs.train import train as train
     from partwise.simulation.processes import join_processes as join_processes
     from partwise.tasks import Setting as Setting
@@ -57,7 +57,8 @@ _HOMES = {
     "partwise.runs.compare": ("compare",),
     "partwise.runs.fleet": ("fleet",),
     "partwise.runs.sweep": ("sweep",),
-    "partwise.runs.train": ("Run", "train"),
+    "partwise.runs.run": ("Run",),
+    "partwise.runs.train": ("train",),
     "partwise.model.partition": ("partition",),
     "partwise.model.roles": ("frozen", "keyed", "local", "shared"),
     "partwise.model.spec": ("Metric", "Model"),

@@ -26,7 +26,8 @@ from partwise.runs.fleet_traffic import Messages, messages_of
 from partwise.runs.fleet_training import learned, train_schedule
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import check_resumable, resolve
-from partwise.runs.train import DEFAULT, OnStatus, Run, silent
+from partwise.runs.run import Run
+from partwise.runs.train import DEFAULT, OnStatus, silent
 from partwise.simulation.fleet.arrivals import make_arrivals
 from partwise.simulation.fleet.buffered import buffered
 from partwise.simulation.fleet.counting import FleetCounts, count_windows

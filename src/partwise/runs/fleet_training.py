@@ -15,8 +15,9 @@ from partwise.runs.folder import Folder
 from partwise.runs.picture import main_metric
 from partwise.runs.resolve import check_goes_on, check_resumable
 from partwise.runs.rounds import OnStatus
+from partwise.runs.run import Run
 from partwise.runs.sanity import check_fit
-from partwise.runs.train import Run, ended, train_steps
+from partwise.runs.train import ended, train_steps
 from partwise.simulation.fleet.counting import HOUR, FleetCounts
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.late_loop import ScheduledSimulation

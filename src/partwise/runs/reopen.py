@@ -9,8 +9,8 @@ from partwise.runs.folder import Folder
 from partwise.runs.personal import Personal
 from partwise.runs.recorder import Recorder
 from partwise.runs.resolve import reopened, settings_of
+from partwise.runs.run import Reopened, Run
 from partwise.runs.sanity import check_fits
-from partwise.runs.train import Reopened, Run
 from partwise.tasks import Setting, Task
 from partwise.types import UserError
 

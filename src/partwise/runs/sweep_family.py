@@ -16,10 +16,11 @@ from typing import Any
 from partwise.config.settings import Config
 from partwise.runs.folder import FAILED, MAY_CHANGE, Folder
 from partwise.runs.resolve import check_data, resolve
+from partwise.runs.run import Run
 from partwise.runs.sanity import check_cohort, check_fit
 from partwise.runs.side_by_side import CellRun, Programs, batches_of, goes_beside, prepared_run
 from partwise.runs.sweep_plan import SweepCell, SweepPlan
-from partwise.runs.train import OnStatus, Run, Status, train_steps
+from partwise.runs.train import OnStatus, Status, train_steps
 from partwise.runs.trials import composed
 from partwise.simulation.mesh import use_all_cores
 from partwise.tasks import Task
