@@ -37,6 +37,8 @@ ALGORITHMS = {
     "fed_sub_avg": "FedSubAvg",
 }
 
+WORST = (0.0, 1e9)  # of metrics that rise, and of others
+
 
 class PaperTask(NamedTuple):
     """One task of the paper.
@@ -79,7 +81,7 @@ class PaperTask(NamedTuple):
     @property
     def worst(self) -> float:
         """The value for a run that has diverged."""
-        return 0.0 if self.rises else 1e9
+        return WORST[0] if self.rises else WORST[1]
 
     def best(self, curve: Sequence[float]) -> float:
         """The best value during training."""
@@ -354,12 +356,13 @@ def _named(progress: OnStatus, part: str) -> OnStatus:
 
 def draw(path: Path, panels: Mapping[str, Panel], quick: bool) -> None:
     """Mean over trials by round, with the standard deviation shaded; a panel for each task. The target is a
-    dashed line."""
+    dashed line. A line ends where a trial has diverged."""
     figure = Figure(figsize=(4.2 * len(panels) + 0.6, 3.6), layout="constrained")
     all_axes = np.atleast_1d(figure.subplots(1, len(panels)))
     for axes, (title, (lines, target)) in zip(all_axes, panels.items(), strict=True):
         for name, curves in lines.items():
-            draw_band(axes, curves.rounds, curves.values, label=name)
+            values = np.where(np.isin(curves.values, WORST), np.nan, curves.values)
+            draw_band(axes, curves.rounds, values, label=name)
         axes.axhline(target, color="#8a8a8a", linestyle="--", linewidth=0.8)
         axes.set(xlabel="round", title=title)
         axes.legend(frameon=False, fontsize=7)
