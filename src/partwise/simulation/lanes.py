@@ -25,7 +25,7 @@ from partwise.simulation.mesh import device_memory, fills_a_core
 from partwise.simulation.processes import is_writer
 from partwise.types import UserError
 
-CPU_LANES = (8, 32, 2)  # the first is the default
+CPU_LANES = (8, 32, 1)  # the first is the default
 LARGE_CPU_LANES = (1, 4)  # for clients that are large enough to fill a core's cache
 ACCELERATOR_LANES = (4096, 512, 64)
 LONG_ROUND = 2  # seconds; a longer one is timed once
