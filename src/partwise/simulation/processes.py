@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partwise.randomness import AXIS
-from partwise.simulation.mesh import make_mesh
+from partwise.simulation.mesh import make_mesh, use_all_cores
 from partwise.types import RunWarning, UserError
 
 COORDINATOR, NUMBER, INDEX = "PARTWISE_COORDINATOR", "PARTWISE_PROCESSES", "PARTWISE_PROCESS"
@@ -80,6 +80,7 @@ def join_processes(
     place = find_place(os.environ, coordinator, processes, process)
     _let_threads_finish()
     # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
+    use_all_cores()  # before anything asks JAX how many processes there are, which starts it
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
     waiting.daemon = True
