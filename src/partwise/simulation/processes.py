@@ -94,7 +94,7 @@ def join_processes(
             initialization_timeout=WAIT_SECONDS,
             heartbeat_timeout_seconds=_heartbeat(os.environ),
         )
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # also of the package kubernetes, which JAX asks
         raise UserError(_why_alone(error, place)) from error
     finally:
         waiting.cancel()
@@ -174,19 +174,22 @@ def _tell_waiting(place: ProcessPlace | None) -> None:
 
 def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
     """Why this process found no others."""
-    told = str(error).splitlines()[0]
+    told, by_hand = str(error).partition("\n")[0], f"set {COORDINATOR}, {NUMBER} and {INDEX}"
     if "before any JAX calls" in told:
         return "JAX was used before join_processes(): call it first, right after the imports"
     if place is None and isinstance(error, ValueError):
         return (
-            f"there is no cluster here that JAX knows (Slurm, Open MPI, or an indexed Job of Kubernetes with the "
-            f"package kubernetes): set {COORDINATOR}, {NUMBER} and {INDEX}, or start several processes on this "
+            f"no launcher that JAX knows has started this process (Slurm's srun, Open MPI's mpirun, or an indexed "
+            f"Job of Kubernetes with the package kubernetes): {by_hand}, or start several processes on this "
             f"machine with --processes N"
         )
     where = (
         f"{place.number} processes did not all come to {place.address}" if place else "not all processes came"
     )
     return f"{where} ({told}): see to it that all are started, and that they can reach that address"
+    if place is None and not isinstance(error, jax.errors.JaxRuntimeError):
+        found = f"{type(error).__name__}: {told}"
+        return f"the launcher does not say which process this is ({found}): mend that, or {by_hand}"
 
 
 @cache
