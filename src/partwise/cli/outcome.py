@@ -42,7 +42,10 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
     options.given = list(given)
     options.began = process_start() if whole_process else time.perf_counter()
     options.silent = False  # of several processes, one prints
-    code = _ended(options, given)
+    try:
+        code = _ended(options, given)
+    except KeyboardInterrupt as stop:  # while it told why it ends
+        code = getattr(stop, "code", 130)
     if code and whole_process and "partwise.simulation.processes" in sys.modules:
         sys.modules["partwise.simulation.processes"].leave(code)
     return code

@@ -7,6 +7,7 @@ JAX must know of the processes before it starts, so joining is the first thing t
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -118,9 +119,12 @@ def has_lost_others(error: BaseException) -> bool:
 
 def leave(code: int) -> None:
     """End this process, if it is one of several, without waiting for others that may never end. (JAX would wait for
-    minutes.) Those that end too are waited for, so that none of them takes the others' end for a crash."""
+    minutes.) Those that end too are waited for, so that none of them takes the others' end for a crash. A launcher
+    that ends them all is not heard: the exit code says what happened first."""
     if not jax.distributed.is_initialized():
         return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
     ending = threading.Thread(target=jax.distributed.shutdown, daemon=True)
