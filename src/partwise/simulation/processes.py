@@ -80,8 +80,8 @@ def join_processes(
         raise UserError("this process has joined others already: call join_processes once")
     place = find_place(os.environ, coordinator, processes, process)
     _let_threads_finish()
-    # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     use_all_cores()  # before anything asks JAX how many processes there are, which starts it
+    # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
     waiting.daemon = True
@@ -187,13 +187,13 @@ def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
             f"Job of Kubernetes with the package kubernetes): {by_hand}, or start several processes on this "
             f"machine with --processes N"
         )
+    if place is None and not isinstance(error, jax.errors.JaxRuntimeError):
+        found = f"{type(error).__name__}: {told}"
+        return f"the launcher does not say which process this is ({found}): mend that, or {by_hand}"
     where = (
         f"{place.number} processes did not all come to {place.address}" if place else "not all processes came"
     )
     return f"{where} ({told}): see to it that all are started, and that they can reach that address"
-    if place is None and not isinstance(error, jax.errors.JaxRuntimeError):
-        found = f"{type(error).__name__}: {told}"
-        return f"the launcher does not say which process this is ({found}): mend that, or {by_hand}"
 
 
 @cache
