@@ -178,7 +178,7 @@ def _tell_waiting(place: ProcessPlace | None) -> None:
 
 def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
     """Why this process found no others."""
-    told, by_hand = str(error).partition("\n")[0], f"set {COORDINATOR}, {NUMBER} and {INDEX}"
+    told, by_hand = _first_line(error), f"set {COORDINATOR}, {NUMBER} and {INDEX}"
     if "before any JAX calls" in told:
         return "JAX was used before join_processes(): call it first, right after the imports"
     if place is None and isinstance(error, ValueError):
@@ -188,12 +188,16 @@ def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
             f"machine with --processes N"
         )
     if place is None and not isinstance(error, jax.errors.JaxRuntimeError):
-        found = f"{type(error).__name__}: {told}"
+        found = ", ".join(f"{type(e).__name__}: {_first_line(e)}" for e in (error, error.__cause__) if e)
         return f"the launcher does not say which process this is ({found}): mend that, or {by_hand}"
     where = (
         f"{place.number} processes did not all come to {place.address}" if place else "not all processes came"
     )
     return f"{where} ({told}): see to it that all are started, and that they can reach that address"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 @cache
