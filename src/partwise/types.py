@@ -18,9 +18,13 @@ class UserError(ValueError):
     The command line prints it as one paragraph, without a traceback, and exits with code 2.
     """
 
+    everywhere = False  # whether all processes of a run have it, so that the first prints it for all
+
 
 class DivergedError(UserError):
     """A training went wrong, and its rounds are useless. The folder of the run keeps the reason."""
+
+    everywhere = True
 
 
 class RunWarning(Warning):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 
 import pytest
 
-from partwise.cli import main
+from partwise.cli import main, outcome
 from partwise.papers.reproduce import REPRODUCTIONS
 from partwise.tasks import all_tasks
+from partwise.types import UserError
 
 
 def test_unknown_names_come_with_the_nearest(mistake, small):
@@ -131,6 +133,21 @@ def test_a_bug_says_that_it_is_one(capsys, monkeypatch):
 def test_errors_are_json_too(capsys):
     assert main(["train", "movielen", "--json"]) == 2
     assert "nearest: movielens" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_of_several_processes_the_first_tells_what_all_have(capsys):
+    def ended(silent: bool, everywhere: bool) -> tuple[int, str]:
+        def fails(options):
+            error = UserError("no such file")
+            error.everywhere = everywhere
+            raise error
+
+        code = outcome._ended(argparse.Namespace(run=fails, json=True, debug=False, silent=silent), [])
+        return code, capsys.readouterr().out
+
+    assert ended(silent=True, everywhere=True) == (2, "")
+    for silent, everywhere in [(False, True), (True, False)]:
+        assert ended(silent, everywhere) == (2, '{"error": "no such file"}\n')
 
 
 def test_evaluating_with_settings_that_change_the_model_is_refused(mistake, run_folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -328,21 +329,23 @@ def test_data_that_is_wrong_in_one_process_ends_both_with_its_message(start_toge
     command = lambda name: ["-m", "partwise.cli", "train", "ratings", "--data", str(tmp_path / name)]
     more = ["--processes", "auto", "--out", str(tmp_path / "run"), "--json"]
     running = start_together(command("here.csv") + more, command("gone.csv") + more)
-    for process in running:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 2, err
-        assert "gone.csv" in err
-        assert "gone.csv" in out
+    told = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [2, 2], told
+    (out, err), others = told
+    assert "gone.csv" in err
+    assert "gone.csv" in json.loads(out)["error"]
+    assert others == ("", "")
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
 def test_other_settings_in_one_process_end_both(start_together, tmp_path):
     command = ["-m", "partwise.cli", *TRAIN, "--processes", "auto", "--out", str(tmp_path / "run")]
-    for process in start_together(command, [*command, "--seed", "3"]):
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 2, err
-        assert "process 0 and process 1 do not train the same: seed is 0 and 3" in " ".join(err.split())
+    running = start_together(command, [*command, "--seed", "3"])
+    (_, err), others = (process.communicate(timeout=120) for process in running)
+    assert [process.returncode for process in running] == [2, 2], err
+    assert "process 0 and process 1 do not train the same: seed is 0 and 3" in " ".join(err.split())
+    assert others == ("", "")
 
 
 @pytest.mark.slow

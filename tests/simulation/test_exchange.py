@@ -3,6 +3,12 @@ does."""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+
+import jax
 import numpy as np
 import pytest
 
@@ -79,6 +85,25 @@ print("all is well")
 """
 
 
+ALL_CORES = """
+import jax, partwise as pw
+from partwise.simulation import mesh
+
+mesh.own_cores = lambda: [0, 1, 2]
+pw.join_processes()
+print(jax.local_device_count())
+"""
+LEAVES = """
+import os, signal
+import jax
+from partwise.simulation import processes
+
+jax.distributed.is_initialized = lambda: True
+jax.distributed.shutdown = lambda: os.kill(os.getpid(), signal.SIGTERM)
+processes.leave(75)
+"""
+
+
 def test_two_processes_of_two_devices(start_together):
     told = [each.communicate(timeout=120) for each in start_together(*2 * [["-c", CHECKS]], devices=2)]
     for out, err in told:
@@ -134,6 +159,50 @@ def test_what_is_given_wins_over_the_environment():
     environment = {"PARTWISE_COORDINATOR": "10.0.0.1:1", "PARTWISE_PROCESSES": "2", "PARTWISE_PROCESS": "0"}
     assert processes.find_place(environment, process=1) == ("10.0.0.1:1", 2, 1)
     assert processes.find_place({}) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("coordinator_address should be defined."), "no launcher that JAX knows .*srun.*mpirun"),
+        (
+            RuntimeError("Kubernetes API Error: 403 - Forbidden\nIt appears"),
+            r"does not say .*403 - Forbidden\)",
+        ),
+        (OSError("no token"), r"does not say which process this is \(OSError: no token\)"),
+        (jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED"), r"not all processes came \(DEADLINE_EXCEEDED\)"),
+    ],
+)
+def test_why_a_launcher_did_not_bring_others(monkeypatch, error, message):
+    def fails(**given):
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
+    monkeypatch.setattr(processes, "_let_threads_finish", lambda: None)
+    with pytest.raises(UserError, match=message):
+        processes.join_processes()
+
+
+def run_python(code: str, **more: str) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"} | more
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_process_of_slurm_uses_all_its_cores():
+    """As srun starts it, alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    slurm = {"JOB_ID": "7", "STEP_NODELIST": "127.0.0.1", "NTASKS": "1", "PROCID": "0", "LOCALID": "0"}
+    place = {f"SLURM_{name}": value for name, value in slurm.items()}
+    done = run_python(ALL_CORES, JAX_COORDINATOR_PORT=port, JAX_PLATFORMS="cpu", **place)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+def test_a_signal_does_not_change_why_a_process_leaves():
+    done = run_python(LEAVES)
+    assert done.returncode == 75, done.stderr
 
 
 @pytest.mark.parametrize("seconds", ["0", "soon", "1.5"])

@@ -44,6 +44,8 @@ def train(options: Options) -> Result | int:
         folder = _folder(options, task, {**recorded, **changes})
         loggers = [make_logger(each) for each in options.log] if is_writer() else []
     options.folder = Path(agreed(str(folder)))
+    if joining:
+        options.again = _again(options, options.processes)
     begin_work()
     with show_progress(options, task or (options.folder.name if options.resume else "planted")) as progress:
         run = train_task(
@@ -70,8 +72,13 @@ def _supervised(options: Options, number: int) -> int:
     task, recorded, changes = asked(options)
     options.folder = _folder(options, task, {**recorded, **changes})
     begin_work()
-    options.again = f"partwise train --resume --processes {number} --out {shlex.quote(str(options.folder))}"
+    options.again = _again(options, number)
     return supervise([*options.given, "--out", str(options.folder)], number, options.folder)
+
+
+def _again(options: Options, processes: object) -> str:
+    """The command that goes on with a run."""
+    return f"partwise train --resume --processes {processes} --out {shlex.quote(str(options.folder))}"
 
 
 def _folder(options: Options, task: str | None, changes: Mapping[str, Any]) -> Path:

@@ -42,7 +42,10 @@ def run(given: Sequence[str], whole_process: bool = True) -> int:
     options.given = list(given)
     options.began = process_start() if whole_process else time.perf_counter()
     options.silent = False  # of several processes, one prints
-    code = _ended(options, given)
+    try:
+        code = _ended(options, given)
+    except KeyboardInterrupt as stop:  # while it told why it ends
+        code = getattr(stop, "code", 130)
     if code and whole_process and "partwise.simulation.processes" in sys.modules:
         sys.modules["partwise.simulation.processes"].leave(code)
     return code
@@ -59,16 +62,16 @@ def _ended(options: argparse.Namespace, given: Sequence[str]) -> int:
             sys.stdout.write(json.dumps(_plain(result), indent=1) + "\n")
         return 2 if result.get("not_finite") else 1 if result.get("failed") else 0
     except UserError as error:
-        return _fail(str(error), options, 2)
+        return _fail(str(error), options, 2, shared=error.everywhere)
     except KeyboardInterrupt as stop:
-        return _fail(_stopped(options), options, getattr(stop, "code", 130))
+        return _fail(_stopped(options), options, getattr(stop, "code", 130), shared=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         stop = interrupt.stopped()
         if stop:
-            return _fail(_stopped(options), options, stop.code)
+            return _fail(_stopped(options), options, stop.code, shared=True)
         if _lost_others(error):
             return _fail(f"another process of this run is gone. {_going_on(options)}", options, LOST)
         return _fail(_bug(error, given), options, 1)
@@ -93,7 +96,10 @@ def _told_warnings(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _fail(message: str, options: argparse.Namespace, code: int) -> int:
+def _fail(message: str, options: argparse.Namespace, code: int, shared: bool = False) -> int:
+    """Tell why, and return the exit code. What several processes share is told by the one that prints."""
+    if shared and options.silent:
+        return code
     if options.json:
         sys.stdout.write(json.dumps({"error": message}) + "\n")
     err.print(Text.assemble(("partwise:", "bold red"), f" {message}"), soft_wrap=True)

@@ -93,13 +93,14 @@ def check_same(task: Task, config: Config) -> None:
     flat = {key: value for key, value in config.flat().items() if key not in HERE_ALONE}
     mine = {"settings": to_plain(flat), "data": fingerprint(task)}
     first, *others = (json.loads(text) for text in told(json.dumps(mine).encode()))
-    for number, other in enumerate(others, 1):
-        found = _other_settings(first["settings"], other["settings"]) or _other_data(first, other)
-        if found:
-            raise UserError(
-                f"process 0 and process {number} do not train the same: {found}. Start all processes with the same "
-                f"command, on the same data."
-            )
+    with agreeing():
+        for number, other in enumerate(others, 1):
+            found = _other_settings(first["settings"], other["settings"]) or _other_data(first, other)
+            if found:
+                raise UserError(
+                    f"process 0 and process {number} do not train the same: {found}. Start all processes with the "
+                    f"same command, on the same data."
+                )
 
 
 def _other_settings(first: Mapping[str, Any], other: Mapping[str, Any]) -> str:

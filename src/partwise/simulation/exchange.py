@@ -135,8 +135,8 @@ def agreeing() -> Iterator[None]:
     except UserError as error:
         problem = error
     problems = [text.decode() for text in told(str(problem or "").encode())]
-    if problem:
-        raise problem
     for number, text in enumerate(problems):
         if text:
-            raise UserError(f"{text} (process {number} of {len(problems)} says so)")
+            problem = problem or UserError(f"{text} (process {number} of {len(problems)} says so)")
+            problem.everywhere = True
+            raise problem

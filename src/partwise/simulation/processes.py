@@ -7,6 +7,7 @@ JAX must know of the processes before it starts, so joining is the first thing t
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -21,7 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partwise.randomness import AXIS
-from partwise.simulation.mesh import make_mesh
+from partwise.simulation.mesh import make_mesh, use_all_cores
 from partwise.types import RunWarning, UserError
 
 COORDINATOR, NUMBER, INDEX = "PARTWISE_COORDINATOR", "PARTWISE_PROCESSES", "PARTWISE_PROCESS"
@@ -79,6 +80,7 @@ def join_processes(
         raise UserError("this process has joined others already: call join_processes once")
     place = find_place(os.environ, coordinator, processes, process)
     _let_threads_finish()
+    use_all_cores()  # before anything asks JAX how many processes there are, which starts it
     # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
@@ -93,7 +95,7 @@ def join_processes(
             initialization_timeout=WAIT_SECONDS,
             heartbeat_timeout_seconds=_heartbeat(os.environ),
         )
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # also of the package kubernetes, which JAX asks
         raise UserError(_why_alone(error, place)) from error
     finally:
         waiting.cancel()
@@ -117,9 +119,12 @@ def has_lost_others(error: BaseException) -> bool:
 
 def leave(code: int) -> None:
     """End this process, if it is one of several, without waiting for others that may never end. (JAX would wait for
-    minutes.) Those that end too are waited for, so that none of them takes the others' end for a crash."""
+    minutes.) Those that end too are waited for, so that none of them takes the others' end for a crash. A launcher
+    that ends them all is not heard: the exit code says what happened first."""
     if not jax.distributed.is_initialized():
         return
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sys.stdout.flush()
     sys.stderr.flush()
     ending = threading.Thread(target=jax.distributed.shutdown, daemon=True)
@@ -173,19 +178,26 @@ def _tell_waiting(place: ProcessPlace | None) -> None:
 
 def _why_alone(error: Exception, place: ProcessPlace | None) -> str:
     """Why this process found no others."""
-    told = str(error).splitlines()[0]
+    told, by_hand = _first_line(error), f"set {COORDINATOR}, {NUMBER} and {INDEX}"
     if "before any JAX calls" in told:
         return "JAX was used before join_processes(): call it first, right after the imports"
     if place is None and isinstance(error, ValueError):
         return (
-            f"there is no cluster here that JAX knows (Slurm, Open MPI, or an indexed Job of Kubernetes with the "
-            f"package kubernetes): set {COORDINATOR}, {NUMBER} and {INDEX}, or start several processes on this "
+            f"no launcher that JAX knows has started this process (Slurm's srun, Open MPI's mpirun, or an indexed "
+            f"Job of Kubernetes with the package kubernetes): {by_hand}, or start several processes on this "
             f"machine with --processes N"
         )
+    if place is None and not isinstance(error, jax.errors.JaxRuntimeError):
+        found = ", ".join(f"{type(e).__name__}: {_first_line(e)}" for e in (error, error.__cause__) if e)
+        return f"the launcher does not say which process this is ({found}): mend that, or {by_hand}"
     where = (
         f"{place.number} processes did not all come to {place.address}" if place else "not all processes came"
     )
     return f"{where} ({told}): see to it that all are started, and that they can reach that address"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 @cache
