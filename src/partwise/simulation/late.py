@@ -38,7 +38,7 @@ from partwise.simulation.stage import Plan, Slots
 
 
 class Ring(NamedTuple):
-    """The last versions [depth, ...] of the leaves that clients train, of tables, and of what all clients are told."""
+    """The last versions [depth, ...] of tables and of what else clients train, and of what all clients are told."""
 
     params: Mapping[str, Any]
     public: Mapping[str, Any]
