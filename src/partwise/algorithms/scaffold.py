@@ -68,9 +68,10 @@ def scaffold(
         changes = change(client, with_deltas(client, trained.progress))
         steps = schedule.num_steps(client.examples.count)
         now: Any = rate(client.round) if callable(rate) else rate
-        over = 1 / (jnp.maximum(steps, 1) * now)
+        # Divided: a product and a sum may become one operation, rounded once, in one program and not in another.
+        length = jnp.maximum(steps, 1) * now
         moved = {
-            control: jnp.where(steps > 0, -received[control] - over * changes[path], 0)  # c_i+ - c_i
+            control: jnp.where(steps > 0, -received[control] - changes[path] / length, 0)  # c_i+ - c_i
             for path, control in of.items()
         }
         keep = {control: kept[control] + moved[control] for control in of.values()}

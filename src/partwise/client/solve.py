@@ -84,8 +84,8 @@ def curvature(client: Client, progress: Progress, subset: Subset, pull: Any, bat
 
 
 def _backwards(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """The second derivative of f. Unlike `jax.hessian`, which is faster, it asks for no derivative forwards, which sums
-    of rows (`model.spec.bag`) do not have."""
+    """The second derivative of f. Unlike `jax.hessian`, which is faster, it asks for no derivative forwards, which
+    sums of rows (`model.spec.bag`) do not have."""
     return jax.jacrev(jax.grad(f))
 
 
