@@ -93,6 +93,7 @@ const UNDERSTOOD = {
 };
 const NUMBERS = /^(split\.(batch_size|percent|count)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
 const OTHERS = /^(?!(split|reconstruct|update|select)\.)/; // only the sections that clients read are closed to new settings
+const LEAVES = ["user", "item", "user_bias", "item_bias", "mean"];
 const MOST_SOLVED = 512; // local numbers; beyond that the Python device takes another method
 
 /** The offer of a run (`GET /v1/run`) as what this device does in a round. */
@@ -107,6 +108,9 @@ export function planOf(offer) {
           `take part with a Python device`,
       );
   }
+  const other = Object.keys(leaves).find((name) => !LEAVES.includes(name));
+  if (other)
+    throw new Fault(`the model has '${other}', and this page knows ${LEAVES.join(", ")}: take part with a Python device`);
   if (leaves.item.psi !== "take") throw new Fault(`rows are sent as ${leaves.item.psi}, and this page knows take`);
   const { dim, biases, initial, center, spread, num_items: numItems } = offer.options;
   if (!["learned", "zero"].includes(initial))

@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 import pytest
 
 from partwise.algorithms.effects import JUDGING, RULES, check_judging
-from partwise.algorithms.registry import ALGORITHMS, all_algorithms, find_algorithm
+from partwise.algorithms.registry import ALGORITHMS, all_algorithms, find_algorithm, prepare
 from partwise.cli import main
 from partwise.config.settings import Config, is_record, read_toml
 from partwise.runs.resolve import resolve
@@ -60,6 +60,7 @@ def refused(task, **changes) -> str:
             {"algorithm": "fed_avg", "evaluation_split.kind": "none"},
             "evaluation_split.kind",
         ),
+        ("split.kind", "random", {"algorithm": "fed_avg"}, "only judged clients are split, and these in one"),
         ("evaluation_split.percent", 20, {}, "evaluation_split.kind = same does not read it"),
         ("evaluation_split.batch_size", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
         ("fine_tune.rate", 0.5, {}, "fine_tune.max_steps = 0 tunes nothing"),
@@ -179,3 +180,9 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main([*train, str(tmp_path / "bad"), "--config", str(partial)]) == 2
     assert main(["evaluate", str(tmp_path / "one"), "--set", "server.rate=2"]) == 2
     assert "setting of training" in capsys.readouterr().err
+
+
+def test_judged_clients_are_not_split_at_random(ratings):
+    prepared = prepare(*resolve(ratings, None, {"evaluation_split.kind": "random"}))
+    with pytest.raises(UserError, match=r"unknown value of evaluation_split\.kind 'random'"):
+        prepared.build(prepared.rates)

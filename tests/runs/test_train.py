@@ -185,3 +185,25 @@ def test_a_small_population_without_validation_clients_is_told_so():
     run = train(ratings_task(store, dim=2), changes={"rounds": 2, "cohort.size": 2, "simulation.lanes": 1})
     assert run.records[-1]["evaluation"]["clients"] == 0
     assert run.test["clients"] == 1
+
+
+def test_every_call_is_told_once(tiny):
+    seen = []
+    train("planted", changes=tiny | {"simulation.evaluate_every": 4}, progress=seen.append)
+    told = [status for status in seen if not isinstance(status, str)]
+    assert [status.round for status in told] == [2, 4, 6]
+    assert [status.evaluation is not None for status in told] == [False, True, True]
+
+
+@pytest.mark.parametrize("backend", ["compiled", "plain"])
+def test_an_update_in_closed_form_learns_and_tells_its_loss(tiny, backend):
+    closed = {"update.method": "solve", "data.initial": "zero", "simulation.backend": backend}
+    run = train("planted", changes=tiny | closed)
+    losses = [record["train"]["loss"] for record in run.records]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
+
+
+def test_a_closed_form_of_what_is_not_least_squares_is_refused(tiny):
+    with pytest.raises(UserError, match="least squares in the shared and keyed part, but this loss is not"):
+        train("planted", changes=tiny | {"update.method": "solve", "algorithm": "fed_avg"})

@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from partwise.algorithm import init_params
+from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_select import fed_select
-from partwise.client import update
+from partwise.client import solve, update
 from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.model import spec
@@ -180,3 +181,30 @@ def test_sums_need_one_column():
             {"weights": keyed("word", summed=True)},
             {"word": ("words", "title")},
         )
+
+
+def least_squares():
+    model = logistic_regression(WORDS, TAGS)
+    return model._replace(
+        predict=lambda params, batch, rng: (
+            params["bias"].sum() + spec.bag(params["weights"], batch["words"]).sum(1)
+        ),
+        loss=lambda outputs, batch: jnp.square(outputs - batch["tags"].sum(1)),
+        metrics={},
+    )
+
+
+@pytest.mark.parametrize("most_dense", [512, 0])  # 0: conjugate gradients
+def test_the_closed_form_of_sums_is_that_of_the_whole_slice(monkeypatch, store, most_dense):
+    monkeypatch.setattr(solve, "MOST_DENSE", most_dense)
+    model = least_squares()
+
+    def solving(role):
+        return lambda rates: fed_avg(
+            model,
+            parts_with(model, **role),
+            update=update.by_solving(0.5),
+            optimizer=optimizers.sgd(rates["server"]),
+        )
+
+    assert_alike(solving, store)

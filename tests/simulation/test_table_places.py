@@ -77,6 +77,20 @@ def assert_equal(found, expected):
         assert a.tobytes() == b.tobytes()
 
 
+def scaffolding(store, optimizer="sgd"):
+    """Both sides' rows are keyed, and clients keep control variates."""
+    model = matrix_factorization(USED, 3, num_users=9, scale=0.5)
+    parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
+    return lambda rates: scaffold(
+        model,
+        parts,
+        schedule=Schedule(3),
+        rate=rates["update"],
+        num_clients=store.num_clients,
+        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+    )
+
+
 BUILDS = {
     "sgd": reconstructing("sgd"),
     "adagrad": reconstructing("adagrad"),
@@ -105,6 +119,14 @@ def test_a_run_is_the_same_wherever_its_tables_are(store, name):
     )
     for run in runs.values():
         assert_equal(on_host(run.state), expected)
+
+
+def test_so_is_one_whose_clients_keep_something(store):
+    runs = {place: simulate(scaffolding(store), store, place, lanes=1) for place in PLACES}
+    for run in runs.values():
+        list(run.run(5))
+    for run in runs.values():
+        assert_equal(on_host(run.snapshot()), on_host(runs["copies"].snapshot()))
 
 
 def test_each_device_has_half_of_the_rows(store):
@@ -154,17 +176,7 @@ def test_a_run_goes_on_wherever_its_tables_were(store, place, later):
 
 
 def test_what_clients_keep_can_be_written_after_it_was_read_from_a_mapped_file(store):
-    model = matrix_factorization(USED, 3, num_users=9, scale=0.5)
-    parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
-    build = lambda rates: scaffold(
-        model,
-        parts,
-        schedule=Schedule(3),
-        rate=rates["update"],
-        num_clients=store.num_clients,
-        optimizer=optimizers.make_optimizer("sgd", rates["server"]),
-    )
-    run = simulate(build, store, "shards")
+    run = simulate(scaffolding(store), store, "shards")
     saved = on_host(run.snapshot())
     for array in saved[1].values():
         array.flags.writeable = False

@@ -6,7 +6,9 @@ import jax
 import numpy as np
 import pytest
 
+from partwise.deployment.federation import found_run, open_run
 from partwise.runs.personal import Personal
+from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.tasks.informed_factorization import informed_factorization
@@ -83,6 +85,32 @@ def test_compiled_and_plain_rounds_agree(run, folder):
         np.testing.assert_allclose(leaf, plain.params[path], rtol=1e-3, atol=1e-5, err_msg=path)
     assert np.any(run.params["item_signal"])
     assert np.any(run.params["item_tower"])
+
+
+NOISE = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        NOISE,
+        {**NOISE, "simulation.backend": "plain"},
+        {**NOISE, "privacy.sums": "masked"},
+        {"server.optimizer": "adam"},
+    ],
+)
+def test_nothing_changes_which_features_items_have(run, folder, changes):
+    other = train("movielens", data=folder, preset="informed", changes={**SMALL, **changes})
+    np.testing.assert_array_equal(other.params["item_features"], run.params["item_features"])
+    assert not np.array_equal(other.params["item"], run.params["item"])
+
+
+def test_a_deployed_run_begins_with_the_features_of_its_movies(run, folder, tmp_path):
+    task, config = resolve("movielens", folder, SMALL, "informed")
+    found_run(task, config, tmp_path / "run")
+    hub = open_run(tmp_path / "run").hub
+    np.testing.assert_array_equal(hub.state(0).params["item_features"], run.params["item_features"])
+    hub.close()
 
 
 def test_a_new_client_is_rebuilt_from_its_file_and_gets_recommendations(run, tmp_path):

@@ -48,6 +48,12 @@ def _split_unread(facts: Facts) -> str:
     return ""
 
 
+def _order_unread(facts: Facts) -> str:
+    if facts.entry.splits or facts.config.split.kind != "random":
+        return ""
+    return f"with {facts.config.algorithm} only judged clients are split, and these in one order (alternate)"
+
+
 def _split_batch_unread(facts: Facts) -> str:
     part, judged = facts.config.split, facts.config.evaluation_split.kind
     if part.kind in ("halves", "last"):
@@ -68,6 +74,7 @@ def _reconstruct_unread(facts: Facts) -> str:
 STEPS = ("optimizer", "rate", "schedule", "epochs", "max_steps", "batch_size")
 RULES: tuple[Rule, ...] = (
     ("split.*", _split_unread),
+    ("split.kind", _order_unread),
     (
         "split.percent",
         _of(lambda c: c.split.kind != "halves", "split.kind = {c.split.kind} has no percent (halves has)"),

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.client.state import Client
+from partwise.client.update import check_solvable
 from partwise.config.secure_sums import secured
 from partwise.config.settings import Config, shared_keys
 from partwise.model.precision import with_precision
@@ -57,6 +59,8 @@ def prepare(task: Task, config: Config) -> Prepared:
             f"{config.algorithm} tells the server more than a noisy sum of clipped updates, so it cannot keep the "
             f"promise of privacy.clip: use fed_recon, fed_select or fed_avg"
         )
+    if config.update.method == "solve":
+        prepared = _solving(prepared)
     if config.update.precision != "float32":
         _check_steps(config)
         prepared = _rounding(prepared, config.update.precision)
@@ -64,6 +68,22 @@ def prepare(task: Task, config: Config) -> Prepared:
         return prepared
     secure = partial(secured, config=config, num_clients=prepared.store.num_clients)
     return prepared._replace(build=lambda rates: secure(prepared.build(rates)))
+
+
+def _solving(prepared: Prepared) -> Prepared:
+    """With clients that check whether they can solve for what they train."""
+
+    def build(rates: Any) -> Any:
+        algorithm = prepared.build(rates)
+
+        def check(client: Client) -> None:
+            check_solvable(client)
+            if algorithm.check:
+                algorithm.check(client)
+
+        return algorithm._replace(check=check)
+
+    return prepared._replace(build=build)
 
 
 def _rounding(prepared: Prepared, precision: str) -> Prepared:

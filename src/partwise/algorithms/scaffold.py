@@ -68,9 +68,10 @@ def scaffold(
         changes = change(client, with_deltas(client, trained.progress))
         steps = schedule.num_steps(client.examples.count)
         now: Any = rate(client.round) if callable(rate) else rate
-        over = 1 / (jnp.maximum(steps, 1) * now)
+        # Divided: a product and a sum may become one operation, rounded once, in one program and not in another.
+        length = jnp.maximum(steps, 1) * now
         moved = {
-            control: jnp.where(steps > 0, -received[control] - over * changes[path], 0)  # c_i+ - c_i
+            control: jnp.where(steps > 0, -received[control] - changes[path] / length, 0)  # c_i+ - c_i
             for path, control in of.items()
         }
         keep = {control: kept[control] + moved[control] for control in of.values()}
@@ -103,7 +104,7 @@ def historical(optimizer: ServerOptimizer, cohort: int, num_clients: int) -> Ser
 def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, list[str]]:
     """The model with c beside every leaf that clients train, in the same role, the new partition, and the
     paths of these leaves."""
-    paths = [path for path, role in partition.roles.items() if role.kind in ("shared", "keyed")]
+    paths = [path for path in partition.of("shared", "keyed") if path in partition.trained_paths]
 
     def init(rng: jax.Array) -> Any:
         params = model.init(rng)
@@ -121,6 +122,8 @@ def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, 
         predict=lambda params, batch, rng: model.predict(bare(params), batch, rng),
         train_loss=model.train_loss
         and (lambda params, batch, rng, loss=model.train_loss: loss(bare(params), batch, rng)),
+        rebuild_loss=model.rebuild_loss
+        and (lambda params, batch, rng, loss=model.rebuild_loss: loss(bare(params), batch, rng)),
     )
     rules = dict(partition.roles) | {f"{CONTROL}/{path}": partition.roles[path] for path in paths}
     return wrapped, make_partition(wrapped, rules, partition.columns), paths

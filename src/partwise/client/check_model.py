@@ -104,10 +104,11 @@ def _check_padding(client: Client, space: str) -> None:
 
 
 def _shaken(client: Client) -> Client:
-    """The client with random noise added to its tables. The rows of a new model may be all alike, which would
-    hide errors."""
-    tables = {}
-    for path, table in client.received.tables.items():
+    """The client with random noise added to its tables, but not to constants. The rows of a new model may be all
+    alike, which would hide errors."""
+    tables = dict(client.received.tables)
+    for path in (path for path in tables if client.partition.roles[path].trained):
+        table = tables[path]
         noise = 0.1 * jax.random.normal(child(client.rng, path), table.shape)
         tables[path] = table + noise.astype(table.dtype)
     return client._replace(received=client.received._replace(tables=tables))

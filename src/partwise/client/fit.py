@@ -139,7 +139,7 @@ def add_rows(
 ) -> dict:
     """Add to whole slices the rows that are keys (padding stays as it is), and to the other leaves the
     batch's rows."""
-    whole = whole_leaves(client)
+    whole = [path for path in whole_leaves(client) if path in into]
     keys = {path: client.examples.keys[client.partition.roles[path].space] for path in whole}
     real = {path: slices.is_key(keys[path], into[path].ndim) for path in whole}
     added = {path: into[path] + jnp.where(real[path], rows[path], 0) for path in whole}

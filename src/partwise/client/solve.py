@@ -33,6 +33,7 @@ from partwise.client.state import (
     read,
     with_deltas,
 )
+from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.randomness import child
 from partwise.types import UserError
 
@@ -58,13 +59,13 @@ def solve(
     summed = lambda of, zero: _summed(client, place, subset, batch_size, of, zero)
     if x0.size <= MOST_DENSE:
         zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
-        g, H = summed(lambda f: (jax.grad(f)(x0), jax.hessian(f)(x0)), zero)
+        second = jax.hessian if groups == ("local",) else _backwards
+        g, H = summed(lambda f: (jax.grad(f)(x0), second(f)(x0)), zero)
         step = solve_positive(_pulled(H, pull), g + 2 * pull * offset)
     else:
         g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
-        product = lambda v: (
-            summed(lambda f: jax.jvp(jax.grad(f), (x0,), (v,))[1], jnp.zeros_like(x0)) + 2 * pull * v
-        )
+        along = lambda f, v: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x0)
+        product = lambda v: summed(lambda f: along(f, v), jnp.zeros_like(x0)) + 2 * pull * v
         step, _ = jax.scipy.sparse.linalg.cg(product, g + 2 * pull * offset, tol=1e-7, maxiter=CG_STEPS)
     return place(x0 - step)
 
@@ -80,6 +81,12 @@ def curvature(client: Client, progress: Progress, subset: Subset, pull: Any, bat
     place = lambda x: put_parts(progress, rebuild(x))
     zero = jnp.zeros((x0.size, x0.size), x0.dtype)
     return _pulled(_summed(client, place, subset, batch_size, lambda f: jax.hessian(f)(x0), zero), pull)
+
+
+def _backwards(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """The second derivative of f. Unlike `jax.hessian`, which is faster, it asks for no derivative forwards, which
+    sums of rows (`model.spec.bag`) do not have."""
+    return jax.jacrev(jax.grad(f))
 
 
 def _summed(
@@ -134,9 +141,19 @@ def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, size, eliminate, table)[:, -1]
 
 
+def loss_of(client: Client, progress: Progress, subset: Subset, batch_size: int) -> Sums:
+    """The loss of a subset, as sums."""
+    add = lambda i, drawn, total: add_sums(total, _loss(client, progress, drawn))
+    return over_batches(add, zero_sums(), client.examples, subset, Schedule(batch_size))
+
+
 def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
+    return _loss(client, progress, drawn).value
+
+
+def _loss(client: Client, progress: Progress, drawn: Drawn) -> Sums:
     rows, need = read(client, progress, drawn)
-    return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "solve"))[1].value
+    return batch_loss(client, progress, rows, need.batch, need.mask, child(client.rng, "solve"))[1]
 
 
 def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:

@@ -67,7 +67,8 @@ def begin(client: Client) -> Progress:
     appendix B)."""
     params = client.model.init(child(client.rng, "init"))
     local = slices.initial_local(client.partition, client.received, params)
-    return Progress(client.received.shared, received_slices(client, whole_leaves(client)), local)
+    whole = [path for path in whole_leaves(client) if client.partition.roles[path].trained]
+    return Progress(client.received.shared, received_slices(client, whole), local)
 
 
 def whole_leaves(client: Client) -> tuple[str, ...]:
@@ -79,7 +80,11 @@ def whole_leaves(client: Client) -> tuple[str, ...]:
 def value_leaves(client: Client) -> tuple[str, ...]:
     """The keyed leaves of which training has the values of the client's slice, not their change."""
     roles, whole = client.partition.roles, whole_leaves(client)
-    return tuple(path for path in client.received.tables if path in whole or roles[path].summed)
+    return tuple(path for path in _trained_tables(client) if path in whole or roles[path].summed)
+
+
+def _trained_tables(client: Client) -> tuple[str, ...]:
+    return tuple(path for path in client.received.tables if client.partition.roles[path].trained)
 
 
 def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array]:
@@ -90,12 +95,14 @@ def received_slices(client: Client, paths: Iterable[str]) -> dict[str, jax.Array
 
 
 def with_deltas(client: Client, progress: Progress) -> Progress:
-    """The progress with a delta (a change, zero at first) for every keyed leaf, or with the slice's values."""
-    if len(progress.keyed) == len(client.received.tables):
+    """The progress with a delta (a change, zero at first) for every keyed leaf that is trained, or with the slice's
+    values."""
+    trained = _trained_tables(client)
+    if len(progress.keyed) == len(trained):
         return progress
     capacities = {space: keys.capacity for space, keys in client.examples.keys.items()}
     values = value_leaves(client)
-    changing = {path: table for path, table in client.received.tables.items() if path not in values}
+    changing = {path: client.received.tables[path] for path in trained if path not in values}
     deltas = slices.empty_deltas(client.partition, changing, capacities)
     missing = [path for path in values if path not in progress.keyed]
     return progress._replace(keyed={**deltas, **received_slices(client, missing), **progress.keyed})
@@ -183,7 +190,8 @@ def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
 def read(client: Client, progress: Progress, drawn: Drawn) -> tuple[dict[str, jax.Array], slices.BatchRows]:
     """The keyed rows that a batch works on, as the client has them now: the batch's rows, or the whole slice."""
     need = _renumbered(client, drawn)
-    whole = {path: progress.keyed[path] for path in whole_leaves(client)}
+    whole = {path: progress.keyed[path] for path in whole_leaves(client) if path in progress.keyed}
+    whole |= received_slices(client, [path for path in whole_leaves(client) if path not in whole])
     tables = {path: table for path, table in client.received.tables.items() if path not in whole}
     keys = client.examples.keys
     return {**whole, **slices.gather(client.partition, tables, progress.keyed, need, keys)}, need

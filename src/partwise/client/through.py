@@ -24,7 +24,6 @@ from partwise.client.solve import curvature, solve_positive
 from partwise.client.split import Subset
 from partwise.client.state import (
     Client,
-    Group,
     Progress,
     batch_loss,
     get_parts,
@@ -33,13 +32,12 @@ from partwise.client.state import (
     rebuilding,
     with_deltas,
 )
-from partwise.client.update import Update
+from partwise.client.update import SERVED, Update
 from partwise.metrics import Sums, add_sums, zero_sums
 from partwise.randomness import child
 from partwise.selection.slices import BatchRows
 from partwise.types import UserError
 
-SERVED: tuple[Group, ...] = ("shared", "keyed")
 BATCH = 32
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 from partwise.client.batches import Schedule
 from partwise.client.fit import ClientOptimizer, Extra, Trained, fit
-from partwise.client.solve import solve
+from partwise.client.solve import check_quadratic, loss_of, solve
 from partwise.client.split import Subset
 from partwise.client.state import Client, Group, Progress
-from partwise.metrics import zero_sums
 from partwise.model.partition import DEFAULT
 from partwise.types import UserError
 
 Update = Callable[[Client, Progress, Subset], Trained]
+SERVED: tuple[Group, ...] = ("shared", "keyed")
 
 
 def by_steps(
@@ -32,7 +32,7 @@ def by_steps(
         extra: client -> a function of the progress, whose result is added to the gradient of the loss.
     """
     schedule.check("update")
-    groups: tuple[Group, ...] = ("shared", "keyed", "local") if joint else ("shared", "keyed")
+    groups: tuple[Group, ...] = (*SERVED, "local") if joint else SERVED
     return lambda client, progress, query: fit(
         client, progress, query, schedule, optimizer, groups, extra(client) if extra else None
     )
@@ -40,14 +40,25 @@ def by_steps(
 
 def by_solving(pull: Any, batch_size: int = 32) -> Update:
     """The minimum over the shared and keyed parts. They are pulled to what was received, with strength `pull`
-    (patent claim 5: the global half of alternating minimisation)."""
+    (patent claim 5: the global half of alternating minimisation). The loss that it tells is the one before."""
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
-        if any(path.startswith(DEFAULT) for path in progress.shared):
-            raise UserError(
-                "the closed-form update cannot train a learned default along with what multiplies it: "
-                "use update.method = steps, or local(initial='zero')"
-            )
-        return Trained(solve(client, progress, query, ("shared", "keyed"), pull, batch_size), zero_sums())
+        _check_defaults(client)
+        loss = loss_of(client, progress, query, batch_size)
+        return Trained(solve(client, progress, query, SERVED, pull, batch_size), loss)
 
     return procedure
+
+
+def check_solvable(client: Client) -> None:
+    """Raise `UserError` unless this client's loss is least squares in the shared and keyed parts."""
+    _check_defaults(client)
+    check_quadratic(client, SERVED)
+
+
+def _check_defaults(client: Client) -> None:
+    if any(path.startswith(DEFAULT) for path in client.received.shared):
+        raise UserError(
+            "the closed-form update cannot train a learned default along with what multiplies it: "
+            "use update.method = steps, or local(initial='zero')"
+        )

@@ -94,7 +94,10 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """The split function that the configuration names."""
-    one_of(f"{section}.kind", part.kind, ("alternate", "random", "halves", "last", "none"))
+    known = (
+        ("random",) if section == "split" else ("same",)
+    )  # an evaluation has no round whose order it could take
+    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "last", "none", *known))
     if part.kind in ("alternate", "random"):
         return split.alternate(part.batch_size)
     if part.kind == "last":

@@ -50,7 +50,7 @@ class SplitConfig:
     kind: str = setting(
         "alternate",
         "support and query: alternate (batches), random (alternate, in an order that changes every round), halves "
-        "(first percent, rest), last (all but the last count, these), none; evaluation also: same",
+        "(first percent, rest), last (all but the last count, these), none; evaluation: same, or any but random",
     )
     batch_size: int = setting(5, "examples in a batch that goes to support or query (alternate)", 1, 10**6)
     percent: int = setting(50, "share of the examples that is support (halves)", 1, 99)

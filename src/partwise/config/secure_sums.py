@@ -80,7 +80,7 @@ def noise_share(promised: Protection) -> NoiseShare | None:
 def _slack(algorithm: Algorithm, bits: int) -> float:
     """How far rounding can move a client's vector."""
     shapes, partition = algorithm.partition.server_shapes, algorithm.partition
-    size = 4 + sum(leaf.size for path, leaf in shapes.items() if path not in partition.of("frozen"))
+    size = 4 + sum(shapes[path].size for path in partition.trained_paths)
     return math.sqrt(size) / 2**bits
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partwise.algorithm import Algorithm, init_server
+from partwise.algorithm import Algorithm, init_params, init_server
 from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
@@ -86,7 +86,9 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
         # What the server will have: no examples, and the heat that was just counted, which may have secret noise.
         known = only_known(source_of(task.train), prepared.store.num_clients, {HEATS: heats})
         serving = algorithm_with(config, task.options, known)
-        start = init_server(serving, round_rng(config.seed, INIT_ROUND))
+        rng = round_rng(config.seed, INIT_ROUND)
+        # The first values are those of the task's own model, which may have constants of the data (genres).
+        start = init_server(serving, rng)._replace(params=init_params(algorithm, rng))
         save_tree(folder.path / START_FILE, start, {"round": 0})
         keep_cohort_seed(folder.path, config)
         (folder.path / VERSIONS).mkdir(mode=0o700)  # states may have buffers of secret noise
@@ -234,6 +236,7 @@ def describe_leaves(partition: Partition) -> dict[str, Any]:
             "dtype": shape.dtype.name,
             "space": role.space if role else None,
             "psi": role.psi.name if role and role.space else None,
+            "trained": role.trained if role and role.space else None,
         }
     return told
 

@@ -202,6 +202,7 @@ def _report(server: Server, about: About) -> bytes:
     update = {
         path: ones((NUM_KEYS, *leaf.shape[1:]) if path in partition.of("keyed") else leaf.shape)
         for path, leaf in partition.server_shapes.items()
+        if path in partition.trained_paths
     }
     sent = Contribution(update, ones(()), ones(()), Sums(ones(()), ones(())), ones(()) > 0)
     return server.form.write(about, sent)

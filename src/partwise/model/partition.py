@@ -61,6 +61,12 @@ class Partition:
         return (*self.of("shared", "keyed", "frozen"), *learned)
 
     @property
+    def trained_paths(self) -> tuple[str, ...]:
+        """Leaves of the server that clients train. The others are constants."""
+        fixed = [p for p, role in self.roles.items() if role.kind == "frozen" or not role.trained]
+        return tuple(path for path in self.server_paths if path not in fixed)
+
+    @property
     def local_paths(self) -> tuple[str, ...]:
         """Leaves of which each client has its own: local leaves and twins."""
         return tuple(p for p in self.paths if self.roles[p].kind == "local" or self.roles[p].twin)
@@ -178,6 +184,7 @@ class Partition:
             else:
                 down = 0 if role.kind == "local" and role.initial != "learned" else size
                 up = 0 if role.kind == "frozen" else down
+            up = up if role.trained else 0
             lines.append(Description(path, leaf.shape, str(role), down, up))
         return lines
 
@@ -189,8 +196,8 @@ class Partition:
 
 
 def with_psi(partition: Partition, psi: Psi) -> Partition:
-    """The same partition, with this psi for all keyed leaves."""
-    encode = lambda role: replace(role, psi=psi) if role.kind == "keyed" else role
+    """The same partition, with this psi for all keyed leaves but constants, which are sent as they are."""
+    encode = lambda role: replace(role, psi=psi) if role.kind == "keyed" and role.trained else role
     return replace(partition, roles={path: encode(role) for path, role in partition.roles.items()})
 
 
@@ -248,7 +255,7 @@ def partition(
         if space not in spaces:
             raise UserError(f"columns are given for key space '{space}', which no rule names")
     result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
-    if not any(path not in result.of("frozen") for path in result.server_paths):
+    if not result.trained_paths:
         raise UserError(
             f"nothing of this model is learned together: all of {', '.join(shapes)} is local or frozen. Make at "
             f"least one of them shared() or keyed(...), or let local ones start from a default that is learned, "
@@ -277,6 +284,8 @@ def _traits(role: Role) -> dict[str, Any]:
     """What a role says about messages. How a client computes is its own affair."""
     traits = {**asdict(role), "psi": role.psi.name}
     del traits["summed"]
+    if role.trained:
+        del traits["trained"]
     return traits
 
 
@@ -295,6 +304,11 @@ def _check_spaces(result: Partition) -> None:
     for space, paths in result.spaces.items():
         if result.is_summed(space):
             _check_summed(result, space)
+        if not any(result.roles[path].trained for path in paths):
+            raise UserError(
+                f"no leaf of key space '{space}' is trained ({', '.join(paths)}): leave out trained=False for one "
+                f"of them, or let the space of a leaf that is trained cut them"
+            )
         for path in paths:
             shape, axis = result.shapes[path].shape, result.roles[path].axis
             if not -len(shape) <= axis < len(shape):

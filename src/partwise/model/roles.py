@@ -31,13 +31,14 @@ class Role:
     interleaved: bool = False
     whole: bool = False
     summed: bool = False
+    trained: bool = True
     fill: float = 0.0
     psi: Psi = take
 
     def __str__(self) -> str:
         if self.kind == "keyed":
-            given = {"axis": self.axis, "block": self.block, "psi": self.psi.name}
-            plain = {"axis": 0, "block": 1, "psi": "take"}
+            given = {"axis": self.axis, "block": self.block, "trained": self.trained, "psi": self.psi.name}
+            plain = {"axis": 0, "block": 1, "trained": True, "psi": "take"}
             return (
                 ", ".join([f"keyed({self.space}", *(f"{k}={v}" for k, v in given.items() if v != plain[k])])
                 + ")"
@@ -68,6 +69,7 @@ def keyed(
     interleaved: bool = False,
     whole: bool = False,
     summed: bool = False,
+    trained: bool = True,
     fill: float = 0.0,
     psi: Psi | str = take,
 ) -> Role:
@@ -84,6 +86,8 @@ def keyed(
             name (outputs of a softmax). A space without columns is always treated so.
         summed: Whether a model uses nothing but the sum of an example's rows, as `bag` does. A step then takes one
             row for an example, which is that sum, and the example's ids become one id.
+        trained: Whether clients train the leaf. If not, its rows are constants (the genres of a movie): clients are
+            sent those of their keys, and nothing changes them.
         fill: The value of padding, for clients with fewer keys than the largest (a bias of -1e9 before a
             softmax).
         psi: What is sent for a key: "take" (the values), "float16", "int8", or a Psi of your own.
@@ -102,6 +106,7 @@ def keyed(
         interleaved=interleaved,
         whole=whole,
         summed=summed,
+        trained=trained,
         fill=fill,
         psi=psi,
     )

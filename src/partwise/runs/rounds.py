@@ -71,12 +71,11 @@ def _record(course: Course, call: Sequence[Record], evaluated: Collection[int]) 
     lines = [as_record(each) | _spent(course.promised, each.round) for each in call]
     last = lines.pop() if done in evaluated else {}
     _write(course, lines)
-    course.progress(Status(done, rounds, call[-1].loss, None))
     if last:
         last["evaluation"] = course.evaluate(simulation.state.params, kept=simulation.kept_of)
         last |= _spent(course.promised, done, exactly=True)
         _write(course, [last])
-        course.progress(Status(done, rounds, last["train"]["loss"], last["evaluation"]))
+    course.progress(Status(done, rounds, call[-1].loss, last.get("evaluation")))
 
 
 def _spent(promised: Protection | None, number: int, exactly: bool = False) -> dict[str, Any]:

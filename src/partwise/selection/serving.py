@@ -99,13 +99,14 @@ def sizes_of(partition: Partition, choices: Mapping[str, Choice] | None = None) 
     room for all keys.
     """
     whole = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
-    keyed, frozen = partition.of("keyed"), partition.of("frozen")
+    keyed, trained = partition.of("keyed"), partition.trained_paths
     fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
     slices = {space: sum(map(partition.row_bytes, paths)) for space, paths in partition.spaces.items()}
     summed = lambda path: tree.num_bytes(partition.shapes[path].shape, tree.wide(partition.shapes[path]))
-    moved = [path.removeprefix(DEFAULT) for path in partition.server_paths if path not in (*keyed, *frozen)]
-    per_key = lambda size: {
-        space: sum(map(size, paths)) // partition.num_keys(space) for space, paths in partition.spaces.items()
+    moved = [path.removeprefix(DEFAULT) for path in trained if path not in keyed]
+    per_key = lambda size, among: {
+        space: sum(size(path) for path in paths if path in among) // partition.num_keys(space)
+        for space, paths in partition.spaces.items()
     }
     most = most_keys(partition, choices or {})
     return Sizes(
@@ -113,8 +114,8 @@ def sizes_of(partition: Partition, choices: Mapping[str, Choice] | None = None) 
         trained=sum(map(summed, moved)),
         num_keys=partition.all_keys,
         slices=slices,
-        values=per_key(whole),
-        updates=per_key(summed),
+        values=per_key(whole, keyed),
+        updates=per_key(summed, trained),
         **_private_sizes(partition.all_keys, most, slices),
     )
 

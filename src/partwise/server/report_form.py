@@ -42,10 +42,9 @@ class ReportForm:
         if precision not in PRECISIONS:
             raise unknown("value of deploy.precision", precision, PRECISIONS)
         zero: Any = lambda like: jax.eval_shape(aggregator.zero, like)
-        paths = [path for path in partition.server_paths if path not in partition.of("frozen")]
         self._partition, self._psi, self._known = partition, PRECISIONS[precision], {}
         self._held = aggregator.held
-        self._leaves = {path: zero(partition.server_shapes[path]) for path in paths}
+        self._leaves = {path: zero(partition.server_shapes[path]) for path in partition.trained_paths}
         self._sums = zero(jax.ShapeDtypeStruct((4,), jnp.float32))
         if self._psi is not take and not jnp.issubdtype(self._sums.dtype, jnp.floating):
             raise UserError(

@@ -25,8 +25,8 @@ class ServerState(NamedTuple):
 
 def trainable(partition: Partition, params: Mapping[str, Any]) -> tuple[str, ...]:
     """The server leaves that clients update."""
-    frozen = partition.of("frozen")
-    return tuple(path for path in params if path not in frozen)
+    trained = set(partition.trained_paths)
+    return tuple(path for path in params if path in trained)
 
 
 def init_state(
@@ -65,7 +65,7 @@ def map_tables(
         function(leaf, space, *rest) if space else (rest[0] if rest else leaf)
     )
     params = {
-        path: on_leaf(leaf, spaces.get(path, ""), *(other.params[path] for other in others))
+        path: on_leaf(leaf, space_of(path), *(other.params[path] for other in others))
         for path, leaf in state.params.items()
     }
     labels = optax.tree_map_params(

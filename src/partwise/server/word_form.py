@@ -32,13 +32,13 @@ class WordForm:
                 "sums that nobody sees the parts of are of whole numbers: set privacy.sums, or wrap the aggregator "
                 "in server.encoding.fixed_point"
             )
-        frozen, shapes = partition.of("frozen"), partition.server_shapes
+        trained, shapes = partition.trained_paths, partition.server_shapes
         self._spaces = {
-            space: tuple(path for path in paths if path not in frozen)
+            space: tuple(path for path in paths if path in trained)
             for space, paths in partition.spaces.items()
         }
         keyed = partition.of("keyed")
-        self._shared = [path for path in shapes if path not in frozen and path not in keyed]
+        self._shared = [path for path in shapes if path in trained and path not in keyed]
         self._shapes = {path: shapes[path].shape for path in shapes}
         self.num_keys = {space: partition.num_keys(space) for space in self._spaces}
         self.num_words = {space: sum(map(self._width, paths)) for space, paths in self._spaces.items()}

@@ -38,7 +38,7 @@ from partwise.simulation.stage import Plan, Slots
 
 
 class Ring(NamedTuple):
-    """The last versions [depth, ...] of the leaves that clients train, and of what every client is told."""
+    """The last versions [depth, ...] of tables and of what else clients train, and of what all clients are told."""
 
     params: Mapping[str, Any]
     public: Mapping[str, Any]
@@ -46,7 +46,8 @@ class Ring(NamedTuple):
 
 def _remembered(algorithm: Algorithm, state: ServerState) -> Ring:
     """What the ring holds of a state."""
-    params = {path: state.params[path] for path in trainable(algorithm.partition, state.params)}
+    sent = {*trainable(algorithm.partition, state.params), *algorithm.partition.of("keyed")}
+    params = {path: leaf for path, leaf in state.params.items() if path in sent}
     return Ring(params, dict(state.aggregator.get(PUBLIC, {})))
 
 

@@ -5,8 +5,8 @@ Beside the leaves of `matrix_factorization` with biases there are
 * signals: that an item was rated pulls the client's vector along the item's `item_signal` (keyed), whatever
   the rating (the idea of SVD++: Koren, 2008). They are only in the loss of the reconstruction, which stays
   least squares in the client's part. An update through the reconstruction learns them (`client.through`).
-* what items are: `item_features` (keyed) names features of an item, such as genres. `item_tower` (shared) has
-  a vector for each, which is added to the item's own. The names are not trained.
+* what items are: `item_features` (keyed, not trained) names features of an item, such as genres. `item_tower`
+  (shared) has a vector for each, which is added to the item's own.
 * what users are: columns of the client's own data name features, such as an age group; `user_tower` (shared)
   has a vector for each, which is added to the client's own.
 """
@@ -72,7 +72,7 @@ def informed_factorization(
         """The prediction in units of the spread."""
         item, bias = params["item"][batch["item"]], params["item_bias"][batch["item"]]
         if item_features is not None:
-            named = jax.lax.stop_gradient(params["item_features"])[batch["item"]].astype(jnp.int32)
+            named = params["item_features"][batch["item"]].astype(jnp.int32)
             about = lookup(params["item_tower"], named).sum(axis=-2)
             item, bias = item + about[..., :dim], bias + about[..., dim]
         user, own_bias = params["user"], params["user_bias"]

@@ -72,7 +72,7 @@ def settings(
     rules = {"user": local(initial), "user_bias": local(initial)}
     rules |= {"item": keyed("item"), "item_bias": keyed("item")}
     rules |= {"item_signal": keyed("item")} if signals else {}
-    rules |= {"item_features": keyed("item")} if movies else {}
+    rules |= {"item_features": keyed("item", trained=False)} if movies else {}
     columns = ("item", "rating", *(USERS if users else ()))
     return Setting(model, partition(model, rules), columns, ranks="item"), None
 
