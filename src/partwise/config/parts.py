@@ -94,9 +94,8 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """The split function that the configuration names."""
-    known = (
-        ("random",) if section == "split" else ("same",)
-    )  # an evaluation has no round whose order it could take
+    # An evaluation has no round whose order it could take.
+    known = ("random",) if section == "split" else ("same",)
     one_of(f"{section}.kind", part.kind, ("alternate", "halves", "last", "none", *known))
     if part.kind in ("alternate", "random"):
         return split.alternate(part.batch_size)
