@@ -110,7 +110,9 @@ def test_the_command_ends_with_ctrl_c(runs):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"COLUMNS": "200"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test in the background ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a test in the background ignores it
     )
     url = process.stdout.readline().strip()
     assert "finished after 24 rounds" in process.stdout.readline()
