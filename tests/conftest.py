@@ -254,7 +254,6 @@ class Between:
     def __init__(self, server: str):
         self.asked: list[Asked] = []
         self.fault: Callable[[Asked], Any] = lambda asked: None
-        self.answered: Callable[[], Any] = lambda: None
         between = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -275,7 +274,6 @@ class Between:
                     self.end_headers()
                 else:
                     self._pass_on(cut=fault == "cut")
-                between.answered()
 
             do_HEAD = do_GET  # noqa: N815
 
