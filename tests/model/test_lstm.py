@@ -37,6 +37,27 @@ def plain(params, inputs, real):
     return jnp.stack(after, axis=1)
 
 
+@pytest.mark.parametrize("units", [1, 7, 8, 9])
+def test_units_that_are_padding_change_nothing(units):
+    """A product is padded to whole rows of memory. All units are there, and each gets its gradient."""
+    params = init_lstm(jax.random.key(0), SIZE, units)
+    inputs = jax.random.normal(jax.random.key(1), (TIMES, BATCH, SIZE))
+    real = jnp.ones((TIMES, BATCH), bool)
+
+    def simple(params, inputs):
+        def step(carry, x):
+            drive = x @ params["input"] + carry[0] @ params["recurrent"] + params["bias"]
+            i, f, o, g = jnp.split(drive, 4, axis=-1)
+            cell = jax.nn.sigmoid(f) * carry[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+            state = jax.nn.sigmoid(o) * jnp.tanh(cell)
+            return (state, cell), state
+
+        return jax.lax.scan(step, (jnp.zeros((BATCH, units)),) * 2, inputs)[1]
+
+    along = jax.random.normal(jax.random.key(2), (TIMES, BATCH, units))
+    assert_same(lambda params, inputs: lstm(params, inputs, real), simple, (params, inputs), along)
+
+
 def test_states_are_those_of_a_plain_loop(case):
     params, inputs, real = case
     np.testing.assert_allclose(lstm(params, inputs, real), plain(*case), atol=1e-6)

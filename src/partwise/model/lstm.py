@@ -3,7 +3,8 @@ loops.
 
 What does not depend on the state is computed for all times at once: the product with the inputs, and in the
 gradient the products for the weights (automatic differentiation would add these step by step). The loops over
-time are not unrolled: on a CPU, unrolled loops are slower and take much longer to compile.
+time are not unrolled: on a CPU, unrolled loops are slower and take much longer to compile. The number of units is
+padded, so that no product and no gate begins in the middle of a row of memory.
 
 `dtype` is the type of the numbers that products read and write, and of what is kept for the gradient. With
 bfloat16, a step moves half as many bytes. Products are summed in float32, and cells and parameters are kept
@@ -36,8 +37,24 @@ def lstm(params: dict[str, jax.Array], inputs: jax.Array, real: jax.Array, dtype
     """The states after every time, [T, B, units], for inputs [T, B, size]. Where `real` [T, B] is False, the
     state does not change. So the last state is the one after the last real input, for any place of the
     padding."""
-    given = dense(inputs, params["input"], params["bias"], dtype)
-    return _states(given.astype(dtype or given.dtype), params["recurrent"], real[..., None])
+    units = params["recurrent"].shape[0]
+    wide = {name: _aligned_gates(leaf) for name, leaf in params.items()}
+    given = dense(inputs, wide["input"], wide["bias"], dtype)
+    recurrent = _aligned(wide["recurrent"], 0)
+    return _states(given.astype(dtype or given.dtype), recurrent, real[..., None])[..., :units]
+
+
+def _aligned(x: jax.Array, axis: int) -> jax.Array:
+    """`x` with zeros at the end of an axis, up to a multiple of `ALIGNED`."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % ALIGNED)
+    return jnp.pad(x, widths)
+
+
+def _aligned_gates(x: jax.Array) -> jax.Array:
+    """The four gates in the last axis, each padded. A unit that is padding stays 0, and so do its gradients."""
+    gates = _aligned(x.reshape(*x.shape[:-1], 4, -1), -1)
+    return gates.reshape(*x.shape[:-1], -1)
 
 
 def dense(x: jax.Array, weights: jax.Array, bias: jax.Array, dtype: Any = None) -> jax.Array:
@@ -54,10 +71,10 @@ def _dense_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Arra
     """The gradient of the bias is one row of the product for the weights. If it were a sum, XLA would compute
     the summed values again."""
     x, weights = kept
-    flat = gradient.astype(x.dtype).reshape(-1, gradient.shape[-1])
-    with_one = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1).reshape(len(flat), -1)
+    size, flat = len(weights), gradient.astype(x.dtype).reshape(-1, gradient.shape[-1])
+    with_one = _aligned(jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1), -1).reshape(len(flat), -1)
     to_both = with_one.T @ flat
-    return (flat @ weights.T).reshape(x.shape), to_both[:-1], to_both[-1].astype(gradient.dtype)
+    return (flat @ weights.T).reshape(x.shape), to_both[:size], to_both[size].astype(gradient.dtype)
 
 
 _dense.defvjp(lambda x, weights, bias: (_dense(x, weights, bias), (x, weights)), _dense_backward)
@@ -80,7 +97,7 @@ def _forward(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> tuple[j
         new_cell = f * cell + i * g
         new_state = (o * jnp.tanh(new_cell)).astype(dtype)
         after = (jnp.where(here, new_state, state), jnp.where(here, new_cell, cell))
-        return after, (after[0], after[1].astype(dtype), drive)
+        return after, (after[0], cell.astype(dtype), drive)
 
     start = jnp.zeros_like(given[0, :, :units])
     _, (states, cells, drives) = jax.lax.scan(step, (start, start.astype(jnp.float32)), (given, real))
@@ -88,24 +105,23 @@ def _forward(given: jax.Array, recurrent: jax.Array, real: jax.Array) -> tuple[j
 
 
 def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    """`cells` are those before every time. Those after it are computed again, which is faster than reading them."""
     states, cells, drives, recurrent, real = kept
     units, dtype = recurrent.shape[0], states.dtype
-    before = lambda x: jnp.concatenate([jnp.zeros_like(x[:1]), x[:-1]])
 
     def step(carry: Any, now: Any) -> Any:
         d_state, d_cell = carry
-        d_here, drive, cell, earlier, here = now
+        d_here, drive, cell, here = now
         i, f, o, g = _gates(drive, units)
+        cell = cell.astype(jnp.float32)
+        squashed = jnp.tanh(f * cell + i * g)
         d_state = d_state + d_here
-        squashed = jnp.tanh(
-            cell.astype(jnp.float32)
-        )  # if not real, this is another cell, but then its gradient is 0
         d_out = jnp.where(here, d_state, 0)
         d_new = jnp.where(here, d_cell, 0) + d_out * o * (1 - squashed * squashed)
         d_gates = jnp.concatenate(
             [
                 d_new * g * i * (1 - i),
-                d_new * earlier * f * (1 - f),
+                d_new * cell * f * (1 - f),
                 d_out * squashed * o * (1 - o),
                 d_new * i * (1 - g * g),
             ],
@@ -115,10 +131,8 @@ def _backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, Non
         return (back + jnp.where(here, 0, d_state), d_new * f + jnp.where(here, 0, d_cell)), d_gates
 
     start = (jnp.zeros(states.shape[1:], jnp.float32),) * 2
-    given = (gradient, drives, cells, before(cells), real)
-    _, d_given = jax.lax.scan(step, start, given, reverse=True)
-    room = [(0, 0), (0, 0), (0, -units % ALIGNED)]
-    d_recurrent = jnp.einsum("tbh,tbg->hg", jnp.pad(before(states), room), d_given)[:units]
+    _, d_given = jax.lax.scan(step, start, (gradient, drives, cells, real), reverse=True)
+    d_recurrent = jnp.einsum("tbh,tbg->hg", states[:-1], d_given[1:])  # the state before the first time is 0
     return d_given, d_recurrent.astype(jnp.float32), None
 
 
