@@ -22,6 +22,7 @@ from partwise.randomness import AXIS
 from partwise.server.round import sees_all_rows
 from partwise.server.step import ServerState, map_tables, trainable
 from partwise.simulation.exchange import put_everywhere
+from partwise.simulation.host_rows import read_rows, write_rows
 from partwise.simulation.processes import num_processes
 from partwise.simulation.rows_drawn import leaf_of, rows_of
 from partwise.simulation.spread import CHUNK_BYTES, WHOLE, Rowwise, SpreadTable, put_spread, take_spread
@@ -298,7 +299,7 @@ def _host(algorithm: Algorithm, mesh: Mesh, spaces: tuple[str, ...]) -> Tables:
             room = grown(rooms, space, len(rows[space]))
             at = np.searchsorted(rows[space], asked)
             tables[space] = np.where(asked < num_keys, at, room).astype(np.int32)
-        take = lambda label, leaf: pad(leaf[rows[label]], rooms[label]) if label else jnp.copy(leaf)
+        take = lambda label, leaf: read_rows(leaf, rows[label], rooms[label]) if label else jnp.copy(leaf)
         part = jax.tree_util.tree_map(take, labels, state)
         return put_everywhere(part, mesh), plan._replace(tables=tables), rows
 
@@ -308,7 +309,7 @@ def _host(algorithm: Algorithm, mesh: Mesh, spaces: tuple[str, ...]) -> Tables:
 
         def put(label: str, leaf: Any, new: jax.Array) -> Any:
             if label:
-                leaf[rows[label]] = np.asarray(new)[: len(rows[label])]
+                write_rows(leaf, rows[label], np.asarray(new))
             return leaf if label else new
 
         return jax.tree_util.tree_map(put, labels, state, part), outcome
