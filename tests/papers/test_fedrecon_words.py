@@ -13,6 +13,7 @@ import pytest
 
 from partwise.algorithms.registry import prepare
 from partwise.cli import main
+from partwise.papers import fedrecon_support as support
 from partwise.papers import fedrecon_words as words
 from partwise.papers import study
 from partwise.papers import words_desk as trained
@@ -169,6 +170,32 @@ def test_every_training_and_row_can_be_prepared(desk):
                 ready = prepare(task, config.changed(row.changes))
                 assert set(row.grid) <= set(RATES)
                 assert ready.evaluated.partition.local_paths == ("oov",)
+
+
+def test_every_training_of_the_table_has_rates_of_its_own(desk, monkeypatch):
+    """With one bucket too. What is not in the table has those of FedRecon."""
+    searched = []
+
+    def tune(task, config, *rest):
+        searched.append(
+            (config.algorithm, task.options["num_buckets"], config.split.kind, config.update.joint)
+        )
+        return {"update.rate": 0.1, "server.rate": 0.2}, []
+
+    monkeypatch.setattr(trained, "tune", tune)
+    for training in (*words.TRAININGS, words.RECON._replace(buckets=3), support.LEARNED):
+        assert desk.rates(training)["reconstruct.rate"] == 0.1
+    many, recon = desk.protocol.buckets, ("fed_recon", desk.protocol.buckets, "halves", False)
+    assert searched == [
+        ("fed_yogi", 1, "halves", False),
+        ("fed_recon", 1, "halves", False),
+        recon,
+        ("fed_yogi", many, "halves", False),
+        ("fed_recon", many, "none", False),
+        ("fed_recon", many, "halves", True),
+        recon,
+        recon,
+    ]
 
 
 def test_a_row_by_hand(desk):

@@ -25,7 +25,7 @@ from partwise.papers.fedrecon_trainings import (
 )
 from partwise.papers.study import once
 from partwise.papers.words_desk import Desk, Trainer, best_rates, named
-from partwise.runs.picture import INK, QUIET, save_picture
+from partwise.runs.picture import INK, QUIET, draw_band, save_picture
 from partwise.runs.train import OnStatus
 from partwise.simulation.evaluator import Evaluator
 from partwise.types import UserError
@@ -184,18 +184,24 @@ def _equal_bytes(desk: Desk) -> list[dict[str, Any]]:
 
 
 def _draw(path: Path, by_size: Mapping[int, Any], quick: bool) -> None:
-    """Accuracy by sentences of support; in the right panel if the model chooses among words alone."""
+    """What rebuilding gives by sentences of support, seed by seed; beside it the accuracies, of which it is a
+    small part."""
     figure = Figure(figsize=(8, 3.4), layout="constrained")
-    panels = figure.subplots(1, 2)
-    titles = ("the paper's metric", "among words alone")
-    for axes, key, title in zip(panels, ("of_seeds", "among_of_seeds"), titles, strict=True):
-        for place, (name, color) in enumerate((("rebuilt", INK), ("without rebuilding", QUIET))):
-            values = np.array([pair[place][key] for pair in by_size.values()])
-            axes.errorbar(
-                list(by_size), values.mean(axis=1), values.std(axis=1), marker="o", color=color, label=name
-            )
-        axes.set(xlabel="sentences of support", ylabel="accuracy %", title=title, xscale="log")
-        axes.set_xticks(list(by_size), [str(size) for size in by_size])
+    gains, values = figure.subplots(1, 2)
+    sizes, pairs = list(by_size), list(by_size.values())
+    metrics = (("of_seeds", "the paper's metric", INK), ("among_of_seeds", "among words alone", QUIET))
+    for key, name, color in metrics:
+        of = lambda place, key=key: np.array([pair[place][key] for pair in pairs]).T  # [seeds, sizes]
+        rebuilt, begun = of(0), of(1)
+        draw_band(gains, sizes, rebuilt - begun, label=name, color=color, marker="o")
+        draw_band(values, sizes, rebuilt, label=f"{name}, rebuilt", color=color)
+        values.plot(sizes, begun.mean(axis=0), color=color, linestyle="--", label="without rebuilding")
+    gains.axhline(0, color=QUIET, linewidth=0.6)
+    gains.set(ylabel="points", title="gain of rebuilding")
+    values.set(ylabel="accuracy %", title="accuracy")
+    for axes in (gains, values):
+        axes.set(xlabel="sentences of support", xscale="log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_xticks([], minor=True)
-    panels[0].legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8)
     save_picture(path, figure, quick)

@@ -91,13 +91,11 @@ class Desk:
         return configuration(TASK, given | dict(self.protocol.settings))
 
     def rates(self, training: Training) -> dict[str, float]:
-        """The rates of a training. They are searched once for every way of training in the table, at the
-        smallest vocabulary with many buckets. Other trainings use the rates of FedRecon. Reconstruction has
-        the same rate as the update (the paper's heuristic, appendix C.2)."""
-        same = lambda other: (
-            other.buckets == 0 and other.algorithm == training.algorithm and other.changes == training.changes
-        )
-        base = next(filter(same, TRAININGS), RECON)
+        """The rates of a training. They are searched once for every training of the table, at the smallest
+        vocabulary, also for one bucket: what suits many may diverge with one. Other trainings use the rates of
+        FedRecon. Reconstruction has the same rate as the update (the paper's heuristic, appendix C.2)."""
+        kind = lambda other: (other.algorithm, other.buckets, other.changes)
+        base = next((other for other in TRAININGS if kind(other) == kind(training)), RECON)
         task = self.task(self.vocabularies[0], base.buckets)
         config = self.config(task, base)
         config = config.changed({"rounds": min(config.rounds, self.protocol.tuning)})
