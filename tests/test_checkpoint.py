@@ -413,3 +413,11 @@ print((saved - start) / array.nbytes, (peak() - saved) / array.nbytes, np.array_
     assert float(writing) < 0.5
     assert float(reading) < 1.5
     assert equal == "True"
+
+
+@pytest.mark.parametrize("count", [10, 1 << 19])
+def test_a_long_document_is_one_line_and_a_short_one_is_indented(tmp_path, count):
+    document = {"ids": {"item": list(range(count)), "word": ["a", "é"]}, "nothing": None}
+    checkpoint.save_json(tmp_path / "some.json", document)
+    assert ((tmp_path / "some.json").read_text().count("\n") == 1) == (count > 10)
+    assert checkpoint.load_json(tmp_path / "some.json") == document

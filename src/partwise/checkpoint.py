@@ -45,6 +45,7 @@ DTYPES = {  # arrays are stored in a file in this order of types
 }
 ALIGNED = 64  # bytes: where XLA's arrays on a CPU begin
 LONGEST_HEADER = 100_000_000  # bytes, as in the safetensors library
+LONG_TEXT = 1 << 20  # characters of a JSON document that are not indented
 # What reading a header may raise if the file is damaged or has another format.
 FAULTS = (ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError)
 TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
@@ -330,9 +331,12 @@ def read_file(path: Path) -> bytes:
 
 
 def save_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a sealed JSON document. It must have only values that JSON can express."""
-    sealed = {**document, SEAL: hashlib.sha256(json.dumps(dict(document)).encode()).hexdigest()}
-    write_file(path, (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode())
+    """Write a sealed JSON document. It must have only values that JSON can express. A long one, such as the names
+    of millions of items, is one line: to indent it takes a hundred times its size in memory."""
+    text = json.dumps(dict(document), allow_nan=False)
+    sealed = {**document, SEAL: hashlib.sha256(text.encode()).hexdigest()}
+    indent = 1 if len(text) < LONG_TEXT else None
+    write_file(path, (json.dumps(sealed, indent=indent) + "\n").encode())
 
 
 def load_json(path: Path) -> dict[str, Any]:

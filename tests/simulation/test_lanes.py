@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from typing import NamedTuple
 
 import pytest
 
@@ -12,10 +12,14 @@ from partwise.simulation import lanes
 from partwise.simulation.lanes import choose_lanes
 
 
-class Timed(NamedTuple):
+@dataclasses.dataclass
+class Timed:
     """In place of a simulation: one whose rounds take so long by the number of lanes."""
 
     lanes: int
+
+    def use_lanes(self, lanes: int) -> None:
+        self.lanes = lanes
 
     def lane_bytes(self) -> int:
         return 1

@@ -16,7 +16,7 @@ from partwise.model.partition import keyed, local, partition
 from partwise.selection.choose import parse_choice
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
-from partwise.simulation import evaluator, table_places
+from partwise.simulation import evaluator, lanes, table_places
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
 from partwise.simulation.mesh import make_mesh
@@ -158,6 +158,29 @@ def test_a_rehearsal_changes_nothing(store, place):
     before = on_host(run.state)
     run.rehearse()
     assert_equal(on_host(run.state), before)
+    for each in (run, other):
+        list(each.run(3))
+    assert_equal(on_host(run.state), on_host(other.state))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_lanes_are_measured_with_one_simulation_and_change_nothing(store, place, monkeypatch):
+    """As tables may be large, there is no second simulation, and no second table in a rehearsal."""
+    made, copied = [], []
+
+    def make(number):
+        made.append(simulate(BUILDS["adagrad"], store, place, lanes=number))
+        return made[-1]
+
+    for name, value in {"WORTH_SECONDS": 0, "CPU_LANES": (1, 2), "_remembered": lambda name: None}.items():
+        monkeypatch.setattr(lanes, name, value)
+    monkeypatch.setattr(lanes, "_remember", lambda *told: None)
+    whole = table_places._copied
+    monkeypatch.setattr(table_places, "_copied", lambda state: copied.append(state) or whole(state))
+    run = lanes.choose_lanes(make, 10, "some")
+    assert len(made) == 1
+    assert all(len(state.params["item"]) < USED / 10 for state in copied)
+    other = simulate(BUILDS["adagrad"], store, place, lanes=run.lanes)
     for each in (run, other):
         list(each.run(3))
     assert_equal(on_host(run.state), on_host(other.state))

@@ -37,29 +37,31 @@ def choose_lanes(make: Callable[[int], Simulation], num_rounds: int, name: str) 
     """`make(lanes)` with the fastest number of lanes. `name` must describe everything that the speed may
     depend on.
 
-    Memory grows with lanes. Numbers of lanes for which there is not enough memory are skipped. Of several
-    processes, the first decides for all: with other lanes they would wait for each other forever.
+    Memory grows with lanes. Numbers of lanes for which there is not enough memory are skipped. All others are
+    measured with one simulation, as its tables may be large. Of several processes, the first decides for all: with
+    other lanes they would wait for each other forever.
     """
     remembered = agreed(_remembered(name))
     if remembered:
         return make(remembered)
-    best = make(CPU_LANES[0])
-    lane_bytes = best.lane_bytes()
+    simulation = make(CPU_LANES[0])
+    lane_bytes = simulation.lane_bytes()
     on_cpu = LARGE_CPU_LANES if fills_a_core(lane_bytes) else CPU_LANES
     candidates = on_cpu if jax.default_backend() == "cpu" else ACCELERATOR_LANES
     most = agreed(device_memory() // (4 * lane_bytes))
     candidates = [lanes for lanes in candidates if lanes <= most] or [1]
     began, others = time.perf_counter(), _others()
-    best, seconds = _timed(best if best.lanes == candidates[0] else make(candidates[0]))
+    best, seconds = candidates[0], _seconds(simulation, candidates[0])
     if seconds * num_rounds < WORTH_SECONDS:
-        return best
+        return simulation
     for lanes in candidates[1:]:
-        other, other_seconds = _timed(make(lanes))
-        if other_seconds < seconds:
-            best, seconds = other, other_seconds
+        other = _seconds(simulation, lanes)
+        if other < seconds:
+            best, seconds = lanes, other
+    simulation.use_lanes(best)
     if is_writer() and abs(_others() - others) <= QUIET * (time.perf_counter() - began):
-        _remember(name, best.lanes)
-    return best
+        _remember(name, simulation.lanes)
+    return simulation
 
 
 def _others() -> float:
@@ -73,13 +75,12 @@ def _others() -> float:
     return used / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
-def _timed(simulation: Simulation) -> tuple[Simulation, float]:
-    """The simulation and the seconds of a round: the best of three if it is short. The simulation's state
-    does not change."""
+def _seconds(simulation: Simulation, lanes: int) -> float:
+    """The seconds of a round with so many lanes: the best of three if it is short. The simulation's state does not
+    change."""
+    simulation.use_lanes(lanes)
     first = agreed(simulation.rehearse())
-    if first > LONG_ROUND:
-        return simulation, first
-    return simulation, agreed(min(simulation.rehearse() for _ in range(3)))
+    return first if first > LONG_ROUND else agreed(min(simulation.rehearse() for _ in range(3)))
 
 
 def _file(name: str) -> Path:

@@ -86,11 +86,11 @@ class Simulation:
         self.serving, self._sizes = check_way(serving), sizes_of(self.partition, self.algorithm.choose)
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
-        self.lanes = min(lanes or LANES, -(-recruiting.size // self.mesh.size))
+        self.use_lanes(lanes or LANES)
         self.resident = fits(store)
         room = recruiting.room(store.num_clients)
         self._stager = Stager(self.algorithm, store, self.mesh, self.resident, room)
-        self._rooms, self._has_room = self._stager.rooms, False
+        self._rooms = self._stager.rooms
         self.rounds_per_call = 1 if self.algorithm.keeps else self._affordable(rounds_per_call)
         place = choose_place(tables, self.algorithm, self.mesh, device_memory())
         self._tables = make_tables(place, self.algorithm, self.mesh)
@@ -125,6 +125,11 @@ class Simulation:
             return 1
         rows = self.rounds_per_call * self.recruiting.size * self.store.num_examples / self.store.num_clients
         return int(max(1, min(AHEAD_CALLS, AHEAD_BYTES // max(rows * row_bytes(self.store), 1))))
+
+    def use_lanes(self, lanes: int) -> None:
+        """Run so many clients side by side from now on, or all of a device's if there are not so many."""
+        self.lanes = min(lanes, -(-self.recruiting.size // self.mesh.size))
+        self._has_room = False
 
     def lane_bytes(self) -> int:
         """An estimate of the memory for one more lane."""

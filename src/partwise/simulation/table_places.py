@@ -126,16 +126,35 @@ def _table_bytes(algorithm: Algorithm) -> int:
 
 
 def _copies(algorithm: Algorithm, mesh: Mesh) -> Tables:
-    def trial(program: Any, rates: Any, state: ServerState, *call: Any) -> tuple[ServerState, Any]:
-        return state, program(rates, _copied(state), *call)[1]  # the program uses its state up
-
     return Tables(
         init=partial(init_server, algorithm),
         place=lambda state: put_everywhere(state, mesh),
         show=lambda state: state,
         call=_run,
-        trial=trial,
+        trial=_trying(algorithm, mesh, WHOLE),
     )
+
+
+def _trying(algorithm: Algorithm, mesh: Mesh, rowwise: Rowwise) -> Callable[..., tuple[ServerState, Any]]:
+    """`Tables.trial` for tables on the devices. The program uses its state up. So the rows that it changes are
+    copied before and put back after it, or all of the state if it is not told which they are."""
+    given = (algorithm.partition, algorithm.optimizer)
+    on_mesh = lambda function, of, out: jax.shard_map(
+        partial(function, *given), mesh=mesh, in_specs=of, out_specs=out, check_vma=False
+    )
+    take = jax.jit(on_mesh(rowwise.take, (rowwise.spec, P()), P()))
+    put = jax.jit(on_mesh(rowwise.put, (rowwise.spec, P(), P()), rowwise.spec), donate_argnums=0)
+
+    def trial(program: Any, rates: Any, state: ServerState, shelf: Any, plan: Plan, *rest: Any) -> Any:
+        if not plan.tables:
+            return state, program(rates, _copied(state), shelf, plan, *rest)[1]
+        touched = {space: pad_to_power(np.unique(rows)) for space, rows in plan.tables.items()}
+        rows = put_everywhere(touched, mesh)
+        before = _copied(take(state, rows))  # the program uses up what it shares with the state
+        state, outcome = program(rates, state, shelf, plan, *rest)
+        return put(state, rows, before), outcome
+
+    return trial
 
 
 def _copied(state: ServerState) -> ServerState:
@@ -183,21 +202,8 @@ def _shards(algorithm: Algorithm, mesh: Mesh, spaces: tuple[str, ...]) -> Tables
         )
         return place(ServerState(params, begin(moving), algorithm.aggregator.init(partition)))
 
-    on_mesh = lambda function, given, out: jax.jit(
-        jax.shard_map(
-            partial(function, partition, optimizer), mesh=mesh, in_specs=given, out_specs=out, check_vma=False
-        )
-    )
-    take, put = on_mesh(take_spread, (spec, P()), P()), on_mesh(put_spread, (spec, P(), P()), spec)
-
-    def trial(program: Any, rates: Any, state: ServerState, shelf: Any, plan: Plan, *rest: Any) -> Any:
-        touched = {space: pad_to_power(np.unique(rows)) for space, rows in plan.tables.items()}
-        rows = put_everywhere(touched, mesh)
-        before = _copied(take(state, rows))  # the program uses up what it shares with the state
-        state, outcome = program(rates, state, shelf, plan, *rest)
-        return put(state, rows, before), outcome
-
-    return Tables(init, place, show, _run, trial, Rowwise(take_spread, put_spread, spec))
+    rowwise = Rowwise(take_spread, put_spread, spec)
+    return Tables(init, place, show, _run, _trying(algorithm, mesh, rowwise), rowwise)
 
 
 def _spread_out(table: np.ndarray, sharding: NamedSharding) -> jax.Array:
