@@ -270,3 +270,24 @@ def test_no_rounds_is_no_work(build, store):
     simulation = simulate(build, store)
     assert list(simulation.run(0)) == []
     assert simulation.round == 0
+
+
+def test_a_run_that_is_interrupted_while_it_waits_goes_on_without_a_round_twice(build, store, monkeypatch):
+    """The state of the call is there when the wait begins, so its round must be too."""
+    make = lambda: Simulation(build, RATES, store, Recruiting(3), seed=1, lanes=2, rounds_per_call=2)
+    whole, broken = make(), make()
+    list(whole.run(6))
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    calls = broken.run(6)
+    assert next(calls)[-1].round == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "to_host", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(calls)
+    assert broken.round == 4
+    list(broken.run(2))
+    for path, leaf in whole.state.params.items():
+        np.testing.assert_array_equal(broken.state.params[path], leaf)

@@ -228,13 +228,13 @@ class Simulation:
         plan, clients = self._placed_plan(call.staged), call.staged.clients
         given = (self.rates, self._state, call.staged.shelf, plan, rng, first, num_rounds)
         self._state, outcome = (run or self._tables.call)(self._rounds, *given)
+        self.round = end  # with the state, as the wait below may be interrupted
         outcome, compiled = to_host((outcome, put_own(np.float32(compile_seconds() - compiling), self.mesh)))
         if self.kept:
             self.kept.put(np.where(outcome.used, clients, -1), outcome.keep)
         # The slowest to compile lets the others wait.
         seconds = time.perf_counter() - began - compiled.max()
         seconds = float(max(seconds, 0)) / len(call.cohorts)
-        self.round = end
         records = [self._record(call, i, outcome, seconds) for i in range(len(call.cohorts))]
         for i, record in enumerate(records):
             if not outcome.finite[i]:
