@@ -90,10 +90,10 @@ async def _answer(folder: Path, request: str, writer: asyncio.StreamWriter, coun
         f'ETag: "{about.st_mtime_ns}"',
         *([f"Content-Range: bytes {first}-{last}/{about.st_size}"] if found else []),
     ]
+    counts[0] += 1  # before it is sent, so that whoever has the answer finds it counted
+    counts[1] += last - first + 1 if method == "GET" else 0
     writer.write("\r\n".join([*head, "", ""]).encode())
-    counts[0] += 1
     if method == "GET":
-        counts[1] += last - first + 1
         await writer.drain()
         with file.open("rb") as source:
             loop = asyncio.get_running_loop()
