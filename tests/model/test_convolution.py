@@ -62,3 +62,13 @@ def test_pools_of_several_clients_have_the_gradients_of_each():
     x = drawn(3, 2, 4, 4, 2)
     summed = jax.grad(lambda x: jnp.sum(pool(x) ** 2))
     assert np.array_equal(jax.vmap(summed)(x), np.stack([summed(each) for each in x]))
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_patches_of_an_accelerator_are_those_of_a_cpu(monkeypatch, channels):
+    given = drawn(2, 6, 8, channels), drawn(5, 5, channels, 4, seed=1)
+    here = convolve_patches(*given), *gradients(convolve_patches, *given)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    there = convolve_patches(*given), *gradients(convolve_patches, *given)
+    for found, expected in zip(there, here, strict=True):
+        assert relative(found, expected) < 5e-6

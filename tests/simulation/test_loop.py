@@ -291,3 +291,15 @@ def test_a_run_that_is_interrupted_while_it_waits_goes_on_without_a_round_twice(
     list(broken.run(2))
     for path, leaf in whole.state.params.items():
         np.testing.assert_array_equal(broken.state.params[path], leaf)
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "resident"), [("cpu", 1 << 40, False), ("gpu", 1 << 40, True), ("gpu", 8, False)]
+)
+def test_more_data_stays_on_an_accelerator(store, monkeypatch, device, memory, resident):
+    monkeypatch.setattr(loop, "RESIDENT_BYTES", 0)
+    monkeypatch.setattr(loop.jax, "default_backend", lambda: device)
+    monkeypatch.setattr(loop, "device_memory", lambda: memory)
+    assert loop.fits(store) == resident
+    monkeypatch.setattr(loop, "num_processes", lambda: 2)
+    assert not loop.fits(store)  # each should read its own clients

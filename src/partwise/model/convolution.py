@@ -38,11 +38,16 @@ def convolve_patches(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _patches(x: jax.Array) -> jax.Array:
     """[B, H, W, C] -> [B * H * W, 5 * 5 * C]: for every pixel those around it."""
     (height, width, channels), padded = x.shape[1:], _with_edge(x)
-    parts = [padded[:, i : i + height, j : j + width] for i in range(SIZE) for j in range(SIZE)]
-    if channels >= MANY_CHANNELS:
-        return jnp.concatenate(parts, axis=-1).reshape(-1, SIZE**2 * channels)
-    # A few numbers at a time are slow to put side by side.
-    return jnp.stack(parts).reshape(SIZE**2, -1, channels).swapaxes(0, 1).reshape(-1, SIZE**2 * channels)
+    if channels < MANY_CHANNELS and jax.default_backend() == "cpu":
+        # A few numbers at a time are slow to put side by side.
+        parts = [padded[:, i : i + height, j : j + width] for i in range(SIZE) for j in range(SIZE)]
+        stacked = jnp.stack(parts).reshape(SIZE**2, -1, channels)
+        return stacked.swapaxes(0, 1).reshape(-1, SIZE**2 * channels)
+    # Along one axis and then along the other: a GPU is slow to choose among 25 arrays.
+    beside = jnp.concatenate([padded[:, :, j : j + width] for j in range(SIZE)], axis=-1)
+    beside = jax.lax.optimization_barrier(beside)
+    rows = [beside[:, i : i + height] for i in range(SIZE)]
+    return jnp.concatenate(rows, axis=-1).reshape(-1, SIZE**2 * channels)
 
 
 @jax.custom_vjp

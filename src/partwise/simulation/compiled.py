@@ -28,7 +28,8 @@ from partwise.server.round import finish
 from partwise.server.step import ServerState, is_finite
 from partwise.server.total import PUBLIC, Contribution, Total, zero_total
 from partwise.simulation.exchange import added_up
-from partwise.simulation.mesh import AXIS, RUNS, compiler_options
+from partwise.simulation.mesh import AXIS, RUNS
+from partwise.simulation.programs import jit_program
 from partwise.simulation.spread import WHOLE, Rowwise
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 
@@ -329,7 +330,7 @@ def compile_rounds(
         out_specs=(state_spec, outcome_spec),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=(1,), compiler_options=compiler_options())
+    return jit_program(mapped, donate_argnums=(1,))
 
 
 def compile_total(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:
@@ -376,4 +377,4 @@ def _on_mesh(on_device: Callable[..., Any], mesh: Mesh, out: Any) -> Any:
         out_specs=out,
         check_vma=False,
     )
-    return jax.jit(mapped, compiler_options=compiler_options())
+    return jit_program(mapped)

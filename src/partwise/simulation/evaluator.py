@@ -28,8 +28,9 @@ from partwise.simulation.ahead import ahead
 from partwise.simulation.apart import rows_of_all
 from partwise.simulation.compiled import Shared, lane_client, over_lanes
 from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
-from partwise.simulation.mesh import AXIS, compiler_options, fills_a_core, make_mesh
+from partwise.simulation.mesh import AXIS, fills_a_core, make_mesh
 from partwise.simulation.processes import num_processes
+from partwise.simulation.programs import jit_program
 from partwise.simulation.spread import SpreadTable
 from partwise.types import UserError
 
@@ -339,7 +340,7 @@ def _compile(
 
     specs = (P(), P(), P(AXIS) if apart else P(), P(None, AXIS), P())
     mapped = jax.shard_map(on_device, mesh=mesh, in_specs=specs, out_specs=P(AXIS), check_vma=False)
-    return jax.jit(mapped, compiler_options=compiler_options())
+    return jit_program(mapped)
 
 
 def _lay_down(pairs: Pairs, fresh: Pairs, share: stage.Plan) -> Pairs:

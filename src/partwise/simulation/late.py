@@ -33,7 +33,8 @@ from partwise.simulation.compiled import (
     one_round,
     over_lanes,
 )
-from partwise.simulation.mesh import AXIS, compiler_options
+from partwise.simulation.mesh import AXIS
+from partwise.simulation.programs import jit_program
 from partwise.simulation.stage import Plan, Slots
 
 
@@ -170,4 +171,4 @@ def compile_late(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], f
         out_specs=(everywhere, everywhere, outcome),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=(1, 2), compiler_options=compiler_options())
+    return jit_program(mapped, donate_argnums=(1, 2))

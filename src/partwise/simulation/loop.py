@@ -33,12 +33,14 @@ from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.exchange import own_devices, put_along, put_own, to_host
 from partwise.simulation.kept import Kept
 from partwise.simulation.mesh import device_memory, make_mesh
+from partwise.simulation.processes import num_processes
 from partwise.simulation.seen import seen
 from partwise.simulation.staging import Brought, Staged, Stager
 from partwise.simulation.table_places import COPIES, choose_place, make_tables
 from partwise.tree import num_bytes
 
 RESIDENT_BYTES = 1 << 26  # populations up to this size stay on the devices
+ON_ACCELERATORS = 1 << 32  # the same for accelerators, if it is no more than an eighth of their memory
 STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
 AHEAD_CALLS, AHEAD_BYTES = 4, 1 << 29  # limits for calls that are staged ahead, if rows come over a network
 LANES = 8
@@ -293,8 +295,13 @@ def lane_bytes(partition: Partition, room: Mapping[str, int]) -> int:
 
 
 def fits(store: ClientStore) -> bool:
-    """Whether a population is small enough to stay on the devices."""
-    return row_bytes(store) * store.num_examples <= RESIDENT_BYTES
+    """Whether a population is small enough to stay on the devices. Rounds of an accelerator are short, and would
+    wait for rows that are staged: more of them stay there, unless they come over a network or are read by several
+    processes, of which each should read its own clients."""
+    limit = RESIDENT_BYTES
+    if jax.default_backend() != "cpu" and not store.remote and num_processes() == 1:
+        limit = max(limit, min(ON_ACCELERATORS, device_memory() // 8))
+    return row_bytes(store) * store.num_examples <= limit
 
 
 def row_bytes(store: ClientStore) -> int:

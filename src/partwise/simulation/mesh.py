@@ -82,9 +82,3 @@ def device_memory() -> int:
 def fills_a_core(lane_bytes: int) -> bool:
     """Whether a client of this size fills a CPU core's cache, so that no other client should run beside it."""
     return jax.default_backend() == "cpu" and lane_bytes > LARGE_BYTES
-
-
-def compiler_options() -> dict[str, int] | None:
-    """Options for programs with long loops over small arrays: on CPU, the widest vectors (XLA's default is
-    half of them)."""
-    return {"xla_cpu_prefer_vector_width": 512} if jax.default_backend() == "cpu" else None
