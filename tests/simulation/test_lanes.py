@@ -48,6 +48,22 @@ def test_a_measurement_on_a_quiet_machine_is_remembered(monkeypatch, cache):
     assert choose_lanes(Timed, 1000, "a").lanes == 32
 
 
+def test_lanes_that_a_small_cohort_has_not_are_not_measured_twice(monkeypatch):
+    measured = []
+
+    class Few(Timed):
+        def use_lanes(self, lanes: int) -> None:
+            self.lanes = min(lanes, 5)
+
+        def rehearse(self) -> float:
+            measured.append(self.lanes)
+            return {5: 3.0, 1: 2.5}[self.lanes]
+
+    others(monkeypatch, 0.0, 0.0)
+    assert choose_lanes(Few, 1000, "a").lanes == 1
+    assert measured == [5, 1]
+
+
 @pytest.mark.parametrize("after", [1e9, float("inf"), float("nan"), 0.0])
 def test_a_measurement_beside_others_is_used_and_not_remembered(monkeypatch, cache, after):
     """Nor one of which that is not known: also not where the machine says that less was used than before."""
