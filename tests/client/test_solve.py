@@ -12,6 +12,7 @@ from partwise.client.batches import Schedule
 from partwise.client.split import alternate, everything
 from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
 from partwise.model.partition import keyed, local, partition
+from partwise.model.spec import Model, bag
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
@@ -186,6 +187,27 @@ def test_alternating_minimisation_never_goes_up(clients):
     assert (np.diff(values) <= 1e-4 * values[:-1]).all(), values
     assert values[-1] < 0.7 * values[0]
     assert values[-1] < values[2] * 0.999  # passes after the first still help
+
+
+def test_a_local_table_of_which_rows_are_added_up_is_ridge_regression(make_store, make_client):
+    """Sums of rows have no derivative forwards."""
+    model = Model(
+        init=lambda rng: {"own": jax.random.normal(rng, (NUM_ITEMS, 1)), "base": jnp.ones(1)},
+        predict=lambda params, batch, rng: bag(params["own"], batch["tags"])[:, 0] + params["base"][0],
+        loss=lambda outputs, batch: jnp.square(outputs - batch["rating"]),
+    )
+    draw = np.random.default_rng(0)
+    tags = draw.integers(-1, NUM_ITEMS, (COUNT, 3)).astype(np.int32)
+    rating = draw.normal(size=COUNT).astype(np.float32)
+    parts = partition(model, {"own": local("zero")})
+    client = make_client(
+        model, parts, model.init(jax.random.key(0)), make_store([COUNT], tags=tags, rating=rating)
+    )
+    found = jax.jit(lambda: reconstruct.by_solving(PULL)(client, begin(client), everything))()
+    occurs = (tags[:, :, None] == np.arange(NUM_ITEMS)).sum(axis=1)
+    expected = ridge(occurs, rating - 1.0, PULL, np.zeros(NUM_ITEMS))
+    np.testing.assert_allclose(found.local["own"][:, 0], expected, rtol=1e-4, atol=1e-5)
+    assert solve.curvature(client, begin(client), everything, PULL, 4).shape == (NUM_ITEMS, NUM_ITEMS)
 
 
 @pytest.mark.parametrize(

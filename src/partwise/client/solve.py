@@ -59,8 +59,7 @@ def solve(
     summed = lambda of, zero: _summed(client, place, subset, batch_size, of, zero)
     if x0.size <= MOST_DENSE:
         zero = (jnp.zeros_like(x0), jnp.zeros((x0.size, x0.size), x0.dtype))
-        second = jax.hessian if groups == ("local",) else _backwards
-        g, H = summed(lambda f: (jax.grad(f)(x0), second(f)(x0)), zero)
+        g, H = summed(lambda f: (jax.grad(f)(x0), _second_derivative(f, x0)), zero)
         step = solve_positive(_pulled(H, pull), g + 2 * pull * offset)
     else:
         g = summed(lambda f: jax.grad(f)(x0), jnp.zeros_like(x0))
@@ -80,13 +79,18 @@ def curvature(client: Client, progress: Progress, subset: Subset, pull: Any, bat
         )
     place = lambda x: put_parts(progress, rebuild(x))
     zero = jnp.zeros((x0.size, x0.size), x0.dtype)
-    return _pulled(_summed(client, place, subset, batch_size, lambda f: jax.hessian(f)(x0), zero), pull)
+    return _pulled(
+        _summed(client, place, subset, batch_size, lambda f: _second_derivative(f, x0), zero), pull
+    )
 
 
-def _backwards(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """The second derivative of f. Unlike `jax.hessian`, which is faster, it asks for no derivative forwards, which
-    sums of rows (`model.spec.bag`) do not have."""
-    return jax.jacrev(jax.grad(f))
+def _second_derivative(f: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """The matrix of second derivatives of f at x. It is faster with a derivative forwards, which some functions do
+    not have: sums of rows (`model.spec.bag`), and whatever else has a gradient of its own (`jax.custom_vjp`)."""
+    try:
+        return jax.hessian(f)(x)
+    except TypeError:
+        return jax.jacrev(jax.grad(f))(x)
 
 
 def _summed(
