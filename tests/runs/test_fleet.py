@@ -140,6 +140,7 @@ def test_hot_pages_are_cached_and_changes_undo_it():
         ({}, {"devices": 0}, "'devices' must be between"),
         (BUFFER, {"rounds": 100_000}, "have only .* simulate more hours"),
         ({}, {"trace": "nowhere.csv"}, "nowhere.csv"),
+        (BUFFER | {"simulation.backend": "plain"}, {"rounds": 1}, "simulation.backend = plain is for"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, more, told):

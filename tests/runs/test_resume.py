@@ -2,13 +2,17 @@
 
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
+from partwise.algorithms.registry import prepare
 from partwise.checkpoint import load_arrays
+from partwise.runs.backends import make_simulation
 from partwise.runs.client_file import source_of
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
+from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.tasks import load_task
 from partwise.types import RunWarning, UserError
@@ -149,3 +153,23 @@ def test_a_task_object_says_how_it_was_loaded():
     assert (task.loaded["initial"], task.loaded["biases"]) == ("learned", False)  # and what was not said
     with pytest.raises(UserError, match=r"data.dim = 3 cannot change a Task object"):
         train(task, data__dim=3)
+
+
+@pytest.mark.slow  # with XLA's optimizations: without, all numbers of an array are rounded in one way
+def test_a_simulation_that_goes_on_has_the_same_bits_whatever_it_saw_before():
+    """Of 20,000 items, the table is cut to those of a round. How long it is depends on the rounds before."""
+    changes = {"cohort.size": 20, "simulation.lanes": 8, "data.num_items": 20_000}
+    task, config = resolve("planted", None, {**changes, "rounds": 30, "simulation.rounds_per_call": 2})
+    new = lambda: make_simulation(prepare(task, config), config, 8)
+
+    def trained(simulation, rounds):
+        for _ in simulation.run(rounds):
+            pass
+        return jax.tree.map(np.array, simulation.snapshot())
+
+    whole, before = trained(new(), 30), trained(new(), 20)
+    for room in (0, 1145, 1150, 2000):
+        simulation = new()
+        simulation.resume(before, 20)
+        simulation._stager._capacity["rows item"] = room
+        jax.tree.map(np.testing.assert_array_equal, trained(simulation, 10), whole)

@@ -38,7 +38,8 @@ def train(options: Options) -> Result | int:
 
     if joining:
         join_processes()
-        options.silent = options.quiet = not is_writer()
+        options.silent = not is_writer()
+        options.quiet = options.quiet or options.silent
     with agreeing():
         task, recorded, changes = asked(options)
         folder = _folder(options, task, {**recorded, **changes})

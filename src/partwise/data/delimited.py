@@ -89,8 +89,11 @@ def _stream(
     options = arrow_csv.ConvertOptions(include_columns=list(names), column_types=types)
     parse = arrow_csv.ParseOptions(delimiter=dialect.delimiter, newlines_in_values=True)
     read = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, encoding=dialect.encoding.replace(UTF8, "utf8"))
+    # Arrow reads ahead in threads of its own. With a file of Python's, one that still reads when the program ends
+    # with an error would abort it.
+    opened = _open(file) if file.suffix.lower() == ".gz" else pa.OSFile(str(file))
     with (
-        _open(file) as source,
+        opened as source,
         arrow_csv.open_csv(source, read_options=read, parse_options=parse, convert_options=options) as reader,
     ):
         yield from reader

@@ -41,6 +41,11 @@ def train_schedule(
     `resume` it goes on there."""
     check_fit(prepared, config)
     check_copies(config, "a fleet")
+    if config.simulation.backend != "compiled":
+        raise UserError(
+            f"simulation.backend = {config.simulation.backend} is for `partwise train`; a fleet is trained in "
+            f"compiled cohorts: leave it out"
+        )
     schedule = _digest(counts)
     with folder.held() if folder else contextlib.nullcontext():
         if folder and resume:

@@ -22,6 +22,7 @@ from partwise.simulation.exchange import own_devices, put_everywhere, put_own
 from partwise.simulation.processes import num_processes
 
 EXAMPLES = "examples"  # the name of the room for them
+LAST_ROWS = 256  # more than a loop over the widest vectors leaves for its end
 
 
 class Brought(NamedTuple):
@@ -173,8 +174,10 @@ class Stager:
         return put_own(shelf, self._mesh) if self.apart else shelf
 
     def _stacked(self, space: str, tables: list[np.ndarray], num_rounds: int) -> np.ndarray:
-        """The rows of every round's table [rounds, room], padded with a row number that does not exist."""
-        room = self._room(f"rows {space}", max(map(len, tables)))
+        """The rows of every round's table [rounds, room], padded with a row number that does not exist. A compiler
+        may round the last numbers of an array in another way than the others, so rows that exist are never among
+        them: where an array ends depends on the rounds that this process has seen, and the result must not."""
+        room = self._room(f"rows {space}", max(map(len, tables)) + LAST_ROWS)
         result = np.full((num_rounds, room), self._algorithm.partition.num_keys(space), np.int32)
         for row, rows in zip(result, tables, strict=False):
             row[: len(rows)] = rows

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from partwise.simulation.fleet.devices import DAY, fit
@@ -116,3 +118,16 @@ def test_traces_without_rows_or_without_anybody_there_are_refused():
         check_trace(trace | {name: np.zeros(10) for name in HOURS})
     with pytest.raises(UserError, match="at least 1 device"):
         synthetic_trace(0)
+
+
+def test_a_trace_with_lists_or_without_a_name_is_refused(tmp_path, monkeypatch):
+    trace = {name: values.tolist() for name, values in synthetic_trace(4).items()}
+    trace["hour_3"] = [[value] for value in trace["hour_3"]]
+    pq.write_table(pa.table(trace), tmp_path / "trace.parquet")
+    with pytest.raises(
+        UserError, match=r"column 'hour_3' of the trace '.*trace.parquet' has lists: give one"
+    ):
+        read_trace(tmp_path / "trace.parquet")
+    monkeypatch.chdir(tmp_path)  # which has a table
+    with pytest.raises(UserError, match=r"the trace has an empty name: give a \.csv or \.parquet file"):
+        read_trace("")

@@ -41,6 +41,8 @@ Trace = Mapping[str, np.ndarray]  # column -> one value for each device
 
 def read_trace(path: str | Path) -> Trace:
     """Read a trace and check it."""
+    if not str(path):
+        raise UserError("the trace has an empty name: give a .csv or .parquet file, or leave it out")
     missing = [name for name in COLUMNS if name not in column_names(path)]
     if missing:
         raise UserError(
@@ -48,6 +50,11 @@ def read_trace(path: str | Path) -> Trace:
             f"hour_23"
         )
     store = read_table(path, None, list(COLUMNS), ids=(CLASS,))
+    lists = [name for name in COLUMNS if store.columns[name].ndim > 1]
+    if lists:
+        raise UserError(
+            f"column '{lists[0]}' of the trace '{path}' has lists: give one value for each device"
+        )
     classes = np.asarray(store.vocabularies[CLASS]).astype(str)[np.asarray(store.columns[CLASS])]
     numbers = {name: np.asarray(store.columns[name], np.float64) for name in COLUMNS[1:]}
     with naming(path):
