@@ -50,6 +50,34 @@ def test_ctrl_c_while_everything_is_imported(tmp_path, small, seconds):
     assert "partwise: stopped" in err
 
 
+IGNORED = """
+import gc, os, signal, sys, time
+from partwise.cli import interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+interrupt.install()
+interrupt.begin_work()
+sys.stdout.write("begun\\n")
+gc.disable()
+def collecting(*_):
+    gc.callbacks.clear()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+gc.callbacks.append(collecting)
+try:
+    gc.collect()
+    time.sleep(60)
+except interrupt.Stopped as stopped:
+    sys.exit(stopped.code)
+"""
+
+
+def test_ctrl_c_where_python_ignores_exceptions_is_not_lost():
+    """JAX is called whenever Python collects garbage, and what is raised there goes nowhere."""
+    process = subprocess.Popen([sys.executable, "-c", IGNORED], stdout=-1, stderr=-1, text=True)
+    code, _, err = ended(process)
+    assert (code, err) == (130, "")
+
+
 def test_json_gets_its_error_too(tmp_path, small):
     process = begun("train", "planted", *small, "--out", str(tmp_path / "run"), "--json")
     process.send_signal(signal.SIGTERM)

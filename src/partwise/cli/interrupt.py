@@ -23,6 +23,8 @@ class Stopped(KeyboardInterrupt):
 
 _working = False
 _stopped: Stopped | None = None
+_unraisable = sys.unraisablehook
+SOON = 0.01  # seconds
 
 
 def install() -> None:
@@ -30,6 +32,7 @@ def install() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) == usual:
             signal.signal(number, _handle)
+    sys.unraisablehook = _send_again
 
 
 def begin_work() -> None:
@@ -65,6 +68,19 @@ def _handle(number: int, frame: Any) -> None:
     _stopped = stop
     end_work()  # a second signal ends the process at once
     raise stop
+
+
+def _send_again(ignored: Any) -> None:
+    """A signal that came where Python ignores exceptions, such as while it collects garbage, comes again."""
+    if not isinstance(ignored.exc_value, Stopped):
+        _unraisable(ignored)
+        return
+    import threading
+
+    begin_work()
+    timer = threading.Timer(SOON, os.kill, (os.getpid(), ignored.exc_value.code - 128))
+    timer.daemon = True
+    timer.start()
 
 
 def _leave(code: int) -> None:
