@@ -12,6 +12,12 @@ from partwise.model.lstm import dense, init_lstm, lstm
 TIMES, BATCH, SIZE, UNITS = 4, 3, 2, 5
 
 
+@pytest.fixture(params=["cpu", "gpu"], autouse=True)
+def backend(request, monkeypatch):
+    """Weights that are not trained have another form on a GPU."""
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+
+
 @pytest.fixture(scope="module")
 def case():
     params = init_lstm(jax.random.key(0), SIZE, UNITS)
@@ -69,6 +75,52 @@ def test_gradients_are_those_of_automatic_differentiation(case):
     weights = jax.random.normal(jax.random.key(2), (TIMES, BATCH, UNITS))
     gradient = lambda f: jax.grad(lambda p, x: jnp.sum(weights * f(p, x, real)), (0, 1))(params, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), gradient(lstm), gradient(plain))
+
+
+@pytest.mark.parametrize("trained", [(), ("bias",), ("input", "recurrent")])
+def test_weights_may_be_frozen_and_inputs_trained(case, trained):
+    """As while clients rebuild embeddings: alone, and side by side with one set of weights for all."""
+    params, inputs, real = case
+    along = jax.random.normal(jax.random.key(2), (TIMES, BATCH, UNITS))
+
+    def gradient(f):
+        total = lambda some, x: jnp.sum(along * f(params | some, x, real))
+        return jax.grad(total, (0, 1))({name: params[name] for name in trained}, inputs)
+
+    close = lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5)
+    jax.tree.map(close, gradient(lstm), gradient(plain))
+
+    many = jnp.stack([inputs, 2 * inputs])
+    of_one = jax.grad(lambda x: jnp.sum(along * lstm(params, x, real)))
+    jax.tree.map(close, jax.jit(jax.vmap(of_one))(many), jnp.stack([of_one(x) for x in many]))
+
+
+def test_both_forms_of_frozen_weights_are_close_in_half_precision(case, monkeypatch):
+    params, inputs, real = case
+    along = jax.random.normal(jax.random.key(2), (TIMES, BATCH, UNITS))
+
+    def on(backend):
+        monkeypatch.setattr(jax, "default_backend", lambda: backend)
+        total = lambda x: jnp.sum(along * lstm(params, x, real, jnp.bfloat16))
+        return jax.value_and_grad(total)(inputs)
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=0.03 * np.abs(b).max()), on("gpu"), on("cpu")
+    )
+    assert on("gpu")[1].dtype == jnp.float32
+
+
+def test_a_gradient_that_nobody_asks_for_is_zero(case):
+    params, inputs, real = case
+    nothing = lambda x: jnp.sum(jax.lax.stop_gradient(lstm(params, x, real))) + 0 * jnp.sum(x)
+    np.testing.assert_array_equal(jax.grad(nothing)(inputs), jnp.zeros_like(inputs))
+
+
+def test_many_times_are_not_unrolled(case):
+    params, inputs, _ = case
+    long = jnp.tile(inputs, (9, 1, 1))
+    program = str(jax.make_jaxpr(lambda x: lstm(params, x, jnp.ones(x.shape[:2], bool)))(long))
+    assert "scan" in program
 
 
 def test_padding_may_lie_anywhere(case):
