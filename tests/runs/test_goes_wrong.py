@@ -45,6 +45,8 @@ def test_a_training_that_explodes_stops_and_what_was_recorded_stays(exploding, t
     assert read_run(out).state == "failed"
     assert read_run(out).failed == str(error.value)
     assert compare(out).rows[0]["unfinished"] == {str(out): f"failed ({error.value})"}
+    with pytest.raises(UserError, match="has no model: the training has diverged since"):
+        evaluate_run(out)
     with pytest.raises(UserError, match="has diverged since"):  # it goes on to the same end
         train(out=out, resume=True)
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 2

@@ -195,6 +195,13 @@ def test_every_call_is_told_once(tiny):
     assert [status.evaluation is not None for status in told] == [False, True, True]
 
 
+@pytest.mark.parametrize("lanes", [0, 1])
+def test_lanes_are_said_to_be_measured_only_if_they_are(tiny, lanes):
+    said = []
+    train("planted", changes=tiny | {"simulation.lanes": lanes}, told=said.append)
+    assert [("measuring" in each) for each in said if "compiling" in each] == [lanes == 0]
+
+
 @pytest.mark.parametrize("backend", ["compiled", "plain"])
 def test_an_update_in_closed_form_learns_and_tells_its_loss(tiny, backend):
     closed = {"update.method": "solve", "data.initial": "zero", "simulation.backend": backend}

@@ -42,8 +42,6 @@ BLOGS = YELP._replace(
     task="next-word",
     metric="accuracy",
     targets=(None,),
-    rates=(0.03, 0.1, 0.3),
-    adam=((0.03, 0.01), (0.1, 0.003), (0.1, 0.01)),
     options={"num_words": 10_000, "width": 32, "heads": 4, "units": 256, "max_sentences": 100},
 )
 

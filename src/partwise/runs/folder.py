@@ -317,6 +317,8 @@ class Folder:
         path, config = self.path / LAST, self.config()
         header = read_header(path) if path.exists() else {}
         if header.get("round", -1) < config.rounds and header.get("ended") != self.ending(config):
+            if failure := self.failure():
+                raise UserError(f"the run in '{self.path}' has no model: {failure}")
             raise UserError(
                 f"the run in '{self.path}' has not ended: go on with `partwise train --resume --out {self.path}`"
             )

@@ -178,8 +178,8 @@ def train_steps(
     check_cohort(prepared)
     if runtime is None:  # otherwise it is checked once for all runs that share it
         check_fit(prepared, config)
-    clients = f"{prepared.store.num_clients:,} training clients"
-    for note in (*task.notes, f"{clients}; compiling, and measuring how many run best side by side"):
+    measured = "" if config.simulation.lanes else ", and measuring how many run best side by side"
+    for note in (*task.notes, f"{prepared.store.num_clients:,} training clients; compiling{measured}"):
         told(note)
     runtime = runtime or make_runtime(task, prepared, config, folder)
     simulation, evaluate = runtime.simulation, runtime.evaluate
