@@ -168,3 +168,29 @@ def test_figures_run_from_the_command_line(blogs, tmp_path, capsys):
         told = json.loads(capsys.readouterr().out)
         assert len(told["rows"]) == number
         assert (tmp_path / "out" / f"fedrecon-{name}.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "curves", "rounds"),
+    [([7], [[0, 0]], [1, 2]), ([7, 8], [[10, 10, 10]], [1, 2, 3]), ([7, 8, 9], [[10, 10], [20, 20]], [1, 2])],
+)
+def test_curves_are_of_all_seeds_but_the_first_as_long_as_all_trained(
+    blogs, tmp_path, monkeypatch, seeds, curves, rounds
+):
+    """At the end of the first seed the rates of evaluation are chosen, with which curves are drawn."""
+    lengths = {7: 2, 8: 3, 9: 2}
+
+    def evaluate(trainer, seed, chosen):
+        value = 10.0 * seeds.index(seed)
+        told = {row.name: [value] * lengths[seed] for row in trainer._curves(seed)}
+        looks = list(range(1, lengths[seed] + 1))
+        course = TrainingCourse(looks, told | {WATCHED: [value] * lengths[seed]}, [1.0] * lengths[seed])
+        tests = {row.name: {} for row in trainer.training.rows}
+        return {"tests": tests, "chosen": {"a": 1}, "course": course._asdict(), "seconds": 0.0}
+
+    monkeypatch.setattr(words_desk.Trainer, "evaluate", evaluate)
+    desk = words_desk.Desk(blogs, tmp_path, seeds, True, silent)
+    done = desk.learn(fedrecon_words.RECON, desk.vocabularies[0])
+    drawn = [row.name for row in fedrecon_words.RECON.rows if row.curve]
+    assert done.curves == dict.fromkeys(drawn, curves)
+    assert done.rounds == rounds

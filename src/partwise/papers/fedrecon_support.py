@@ -165,20 +165,20 @@ def _gain(size: int, rebuilt: Mapping[str, Any], begun: Mapping[str, Any]) -> di
 
 
 def _equal_bytes(desk: Desk) -> list[dict[str, Any]]:
-    """The accuracy of validation clients (last seed) when as many parameters were sent."""
+    """The accuracy of validation clients when as many parameters were sent."""
     curves = {}
     for training in (RECON, YOGI):
         done = desk.learn(training, desk.vocabularies[0])
         task = desk.task(desk.vocabularies[0], training.buckets)
         each = done.sent(training.sends_all) * desk.config(task, training).cohort.size
-        for name, curve in done.curves.items():
-            curves[name] = (np.array(done.rounds, float) * each, 100 * np.array(curve, float))
+        for name, found in done.curves.items():
+            curves[name] = (np.array(done.rounds, float) * each, 100 * np.array(found, float))
     end = min(sent[-1] for sent, _ in curves.values())
     rows = []
     for share in SHARES:
-        for name, (sent, curve) in curves.items():
-            value = float(np.interp(share * end, sent, curve))
-            told = _told(f"{share * end / 1e9:.3g} billion parameters sent: {name}", [value])
+        for name, (sent, of_seeds) in curves.items():
+            values = [float(np.interp(share * end, sent, curve)) for curve in of_seeds]
+            told = _told(f"{share * end / 1e9:.3g} billion parameters sent: {name}", values)
             rows.append(told | {"parameters": share * end})
     return rows
 

@@ -97,23 +97,16 @@ def figure2(
             done = desk.learn(training, vocabulary)
             cohort = desk.config(desk.task(vocabulary, training.buckets), training).cohort.size
             sent = [done.sent(training.sends_all) * cohort * number for number in done.rounds]
-            for place, (name, curve) in enumerate(done.curves.items()):
-                style = (
-                    {"linewidth": 1.2} if place else {"linewidth": 3.5, "alpha": 0.4}
-                )  # one line may hide another
-                axes.plot(sent, 100 * np.array(curve), label=name, **style)
-                rows.append(
-                    _point(f"{vocabulary:,} words: {name}", "accuracy %", 100 * curve[-1], sent, curve)
-                )
+            for place, (name, found) in enumerate(done.curves.items()):
+                curves = 100 * np.array(found, float)
+                look = {} if place else {"linewidth": 3.5, "alpha": 0.4}  # one line may hide another
+                draw_band(axes, sent, curves, label=name, **look)
+                told = _line(f"{vocabulary:,} words: {name}", "accuracy %", curves[:, -1])
+                rows.append(told | {"x": sent, "y": curves.mean(axis=0).tolist()})
         axes.set(title=f"{vocabulary:,} words", xlabel="parameters communicated", ylabel="accuracy %")
     panels[-1].legend(frameon=False, fontsize=7)
     save_picture(out / "fedrecon-figure2.png", figure, quick)
     return {"rows": rows}
-
-
-def _point(row: str, metric: str, value: float, x: Sequence[float], y: Sequence[float]) -> dict[str, Any]:
-    """A row for a curve of one seed. Its value is the end of the curve."""
-    return _line(row, metric, np.array([value])) | {"x": list(x), "y": list(y)}
 
 
 def figure3(

@@ -119,13 +119,16 @@ class Desk:
             trainer.forget(seed)
             chosen = chosen or found["chosen"]
             done.append(found)
-        last, courses = done[-1]["course"], [each["course"] for each in done]
+        courses = [each["course"] for each in done]
         shortest = min(len(course["losses"]) for course in courses)
+        drawn = courses[1:] or courses
+        rounds = min((course["rounds"] for course in drawn), key=len)
+        names = [name for name in drawn[0]["values"] if name != WATCHED]
         return Learned(
             tests={row.name: [each["tests"][row.name] for each in done] for row in training.rows},
             chosen=chosen,
-            curves={name: curve for name, curve in last["values"].items() if name != WATCHED},
-            rounds=last["rounds"],
+            curves={name: [each["values"][name][: len(rounds)] for each in drawn] for name in names},
+            rounds=rounds,
             losses=[course["losses"][:shortest] for course in courses],
             sizes=trainer.sizes(),
             coverage=_coverage(trainer.task),
@@ -221,8 +224,10 @@ class Trainer:
         return np.unique(np.linspace(0, rounds, POINTS + 1)[1:].astype(int)).tolist()
 
     def _curves(self, seed: int) -> list[JudgedRow]:
-        """The rows that are evaluated during the training, for Figure 2."""
-        return [row for row in self.training.rows if row.curve and seed == self.desk.seeds[-1]]
+        """The rows that are evaluated during the training, for Figure 2: with all seeds but the first, at whose end
+        the rates of evaluation are chosen."""
+        first, *others = self.desk.seeds
+        return [row for row in self.training.rows if row.curve and seed in (others or [first])]
 
     def _look(self, seed: int, params: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, float]:
         find = lambda row: self.evaluators[row.name](params, named(chosen.get(row.name, {})))[METRIC]

@@ -104,7 +104,7 @@ def save_picture(path: Path, figure: Figure, quick: bool = False) -> None:
 def draw_band(axes: Axes, x: Any, values: Any, **look: Any) -> None:
     """The mean of curves [trials, points], with their standard deviation shaded."""
     mean, spread = np.mean(values, axis=0), np.std(values, axis=0)
-    (line,) = axes.plot(x, mean, linewidth=1.2, **look)
+    (line,) = axes.plot(x, mean, **{"linewidth": 1.2, **look})
     axes.fill_between(x, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
