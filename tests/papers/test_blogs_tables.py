@@ -37,7 +37,7 @@ class Counting:
     """A simulation whose only parameter is the number of its rounds; it diverges at some round."""
 
     def __init__(self, diverges=10**6):
-        self.diverges, self.started = diverges, 0
+        self.diverges, self.started, self.capacity = diverges, 0, {}
         self.restart(0)
 
     def restart(self, seed):
@@ -50,7 +50,7 @@ class Counting:
     def snapshot(self):
         return {"a": np.array([self.round], np.float32)}
 
-    def resume(self, saved, round_number):
+    def resume(self, saved, round_number, capacity):
         assert saved["a"][0] == round_number
         self.round = round_number
 

@@ -14,6 +14,8 @@ from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
 from partwise.runs.train import train
+from partwise.simulation import stage
+from partwise.simulation.staging import Stager
 from partwise.tasks import load_task
 from partwise.types import RunWarning, UserError
 
@@ -156,10 +158,17 @@ def test_a_task_object_says_how_it_was_loaded():
 
 
 @pytest.mark.slow  # with XLA's optimizations: without, all numbers of an array are rounded in one way
-def test_a_simulation_that_goes_on_has_the_same_bits_whatever_it_saw_before():
-    """Of 20,000 items, the table is cut to those of a round. How long it is depends on the rounds before."""
-    changes = {"cohort.size": 20, "simulation.lanes": 8, "data.num_items": 20_000}
-    task, config = resolve("planted", None, {**changes, "rounds": 30, "simulation.rounds_per_call": 2})
+@pytest.mark.parametrize("tables", ["copies", "host"])
+def test_a_simulation_that_goes_on_has_the_same_bits_whatever_it_saw_before(tables):
+    """Of 40,000 items, the table is cut to those of a round. How long it is depends on the rounds before."""
+    changes = {
+        "cohort.size": 100,
+        "cohort.sampling": "poisson",
+        "simulation.lanes": 8,
+        "data.num_items": 40_000,
+    }
+    changes |= {"rounds": 30, "simulation.rounds_per_call": 2, "simulation.tables": tables}
+    task, config = resolve("planted", None, changes)
     new = lambda: make_simulation(prepare(task, config), config, 8)
 
     def trained(simulation, rounds):
@@ -167,9 +176,48 @@ def test_a_simulation_that_goes_on_has_the_same_bits_whatever_it_saw_before():
             pass
         return jax.tree.map(np.array, simulation.snapshot())
 
-    whole, before = trained(new(), 30), trained(new(), 20)
-    for room in (0, 1145, 1150, 2000):
+    begun = new()
+    before, capacity = trained(begun, 20), begun.capacity
+    whole = trained(begun, 10)
+    assert any(name.endswith("item") for name in capacity)
+    for seeds in ((), (1,), (2, 3)):
         simulation = new()
-        simulation.resume(before, 20)
-        simulation._stager._capacity["rows item"] = room
+        for seed in seeds:
+            simulation.restart(seed)
+            trained(simulation, 12)
+        simulation.restart(0)
+        simulation.resume(jax.tree.map(np.copy, before), 20, capacity)
         jax.tree.map(np.testing.assert_array_equal, trained(simulation, 10), whole)
+
+
+def test_a_checkpoint_knows_how_long_arrays_were(tmp_path, monkeypatch):
+    """The arrays of a run that goes on are as long as if it had never stopped."""
+    seen, settle = [], Stager.settle
+
+    def settling(stager, *given):
+        seen.append(settle(stager, *given).capacity)
+        return settle(stager, *given)
+
+    monkeypatch.setattr(Stager, "settle", settling)
+    changes = {"cohort.size": 20, "simulation.lanes": 8, "data.num_items": 20_000, "rounds": 8}
+    changes |= {
+        "simulation.rounds_per_call": 2,
+        "simulation.checkpoint_every": 4,
+        "simulation.evaluate_every": 0,
+    }
+    train("planted", out=tmp_path / "whole", changes=changes)
+    last = seen[-1]
+
+    def kill(status):
+        if status.round > 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train("planted", out=tmp_path / "run", changes=changes, progress=kill)
+    grown = stage.grown
+    unknown = lambda rooms, name, size: grown(rooms, name, size if name in rooms else 10**5)
+    monkeypatch.setattr(stage, "grown", unknown)  # what the checkpoint does not tell is far too long
+    train(out=tmp_path / "run", resume=True)
+    assert seen[-1] == last
+    assert "rows item" in last
+    assert 1000 < last["rows item"] < 2000

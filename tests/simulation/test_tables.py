@@ -18,7 +18,6 @@ from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
 from partwise.simulation.plain import PlainSimulation
 from partwise.simulation.stage import _distinct
-from partwise.simulation.staging import LAST_ROWS
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
@@ -95,7 +94,7 @@ def test_a_large_table_is_cut_to_the_cohort_by_itself(store, optimizer):
 def test_a_table_of_a_million_rows_is_cut_to_the_keys_of_the_cohort(store, optimizer):
     simulation = simulate(reconstructing(1_000_000, 8, optimizer), store)
     for call in (simulation._stage(0, 2), simulation._stage(2, 4)):
-        assert call.staged.plan.tables["item"].shape[1] <= 1.25 * (KEYS * RECRUITING.size + LAST_ROWS) + 16
+        assert call.staged.plan.tables["item"].shape[1] <= 1.25 * KEYS * RECRUITING.size + 16
         assert call.staged.shelf.keys["item"].max() < KEYS * RECRUITING.size  # rows of the cut table
 
 

@@ -81,7 +81,7 @@ def train_to_the_end(
     if file.exists():
         (saved, judged), told = load_tree(file, (simulation.snapshot(), judged))
         course = TrainingCourse(**told["course"])
-        simulation.resume(saved, course.rounds[-1])
+        simulation.resume(saved, course.rounds[-1], told.get("capacity", {}))
     while not course.ended(looks, patience):
         began, losses = clock(), []
         number = looks[len(course.rounds)]
@@ -98,7 +98,8 @@ def train_to_the_end(
         if not patience or course.best().since == 0:
             judged = {path: np.asarray(leaf) for path, leaf in params.items()}
         course = course._replace(judged=course.best().round if patience else number)
-        save_tree(file, (simulation.snapshot(), judged), {"course": to_plain(course._asdict())})
+        told = {"course": to_plain(course._asdict()), "capacity": dict(simulation.capacity)}
+        save_tree(file, (simulation.snapshot(), judged), told)
     return judged, course
 
 

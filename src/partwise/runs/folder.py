@@ -83,6 +83,7 @@ class Saved(NamedTuple):
 
     state: Any
     round: int
+    capacity: Mapping[str, int]  # see `Backend`
 
 
 class Folder:
@@ -223,11 +224,12 @@ class Folder:
         """How many rounds need not be run again, if no file is damaged."""
         return max(self.checkpoints(), default=0)
 
-    def save_checkpoint(self, state: Any, round_number: int) -> None:
+    def save_checkpoint(self, state: Any, round_number: int, capacity: Mapping[str, int]) -> None:
         """Save the server's state after a round, when its records are on the disk. Only the last two
         checkpoints are kept."""
         records.flush_records(self.metrics)
-        save_tree(self._checkpoint(round_number), state, {"round": round_number, "run": self.run})
+        header = {"round": round_number, "run": self.run, "capacity": dict(capacity)}
+        save_tree(self._checkpoint(round_number), state, header)
         for old in sorted(self.checkpoints())[:-KEEP_CHECKPOINTS]:
             self._checkpoint(old).unlink()
 
@@ -237,7 +239,7 @@ class Folder:
         state, header = load_tree(path, like)
         if (header.get("round"), header.get("run")) != (round_number, self.run):
             raise UserError(f"'{path}' is of another round or run")
-        return Saved(state, round_number)
+        return Saved(state, round_number, header.get("capacity", {}))
 
     def go_on(self, like: Any) -> Saved | None:
         """The last checkpoint that is whole and has whole records; None to start again. Later records are

@@ -48,7 +48,7 @@ class UnwrittenFolder(Folder):
     def append(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Nothing."""
 
-    def save_checkpoint(self, state: Any, round_number: int) -> None:
+    def save_checkpoint(self, state: Any, round_number: int, capacity: Mapping[str, int]) -> None:
         """Nothing is written."""
         read_along(numbered(state), {})
 

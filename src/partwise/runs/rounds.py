@@ -62,7 +62,8 @@ def run_rounds(course: Course) -> Iterator[None]:
             yield
             _record(course, next(calls), evaluated)
             if course.recorder.folder and (simulation.round in saved or followed.reason):
-                course.recorder.folder.save_checkpoint(simulation.snapshot(), simulation.round)
+                state, capacity = simulation.snapshot(), simulation.capacity
+                course.recorder.folder.save_checkpoint(state, simulation.round, capacity)
 
 
 def _record(course: Course, call: Sequence[Record], evaluated: Collection[int]) -> None:

@@ -308,4 +308,4 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
         )
     saved = go_on(folder, simulation.snapshot())
     if saved:
-        simulation.resume(saved.state, saved.round)
+        simulation.resume(*saved)

@@ -35,6 +35,12 @@ class Backend(Protocol):
         """The server's state after these rounds."""
         ...
 
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """How long arrays of the last call were, by name. Programs for other lengths may round sums in another way,
+        so a run that goes on is given this again."""
+        ...
+
     def run(self, num_rounds: int, ends: Collection[int] = ()) -> Generator[list[Record], None, None]:
         """Run this many rounds. Yields lists of records as rounds are done; `state` and `round` are then up
         to date. One list ends with each of the rounds in `ends`."""
@@ -48,8 +54,8 @@ class Backend(Protocol):
         """Everything that the next round depends on, to be saved and given to `resume`."""
         ...
 
-    def resume(self, saved: Any, round_number: int) -> None:
-        """Continue from a snapshot that was taken after this many rounds."""
+    def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
+        """Continue from a snapshot that was taken after this many rounds, with the `capacity` at that time."""
         ...
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:

@@ -86,10 +86,10 @@ class ScheduledSimulation(Simulation):
         """Like `Simulation.snapshot`, with the older versions."""
         return super().snapshot(), self._ring or ()
 
-    def resume(self, saved: Any, round_number: int) -> None:
-        """Continue from a snapshot that was taken after this many rounds."""
+    def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
+        """Like `Simulation.resume`, with the older versions."""
         before, self._ring = saved
-        super().resume(before, round_number)
+        super().resume(before, round_number, capacity)
 
     def rehearse(self) -> float:
         """Like `Simulation.rehearse`."""

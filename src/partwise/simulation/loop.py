@@ -44,6 +44,7 @@ ON_ACCELERATORS = 1 << 32  # the same for accelerators, if it is no more than an
 STAGED_EXAMPLES = 1 << 22  # limit for all rounds of a call, if the population is not resident
 AHEAD_CALLS, AHEAD_BYTES = 4, 1 << 29  # limits for calls that are staged ahead, if rows come over a network
 LANES = 8
+ON_HOST = "on the host: "  # before the names of rooms for rows that are brought from there
 
 
 class _Recruited(NamedTuple):
@@ -97,6 +98,7 @@ class Simulation:
         place = choose_place(tables, self.algorithm, self.mesh, device_memory())
         self._tables = make_tables(place, self.algorithm, self.mesh)
         self._cut_tables = place != COPIES or not self._whole_tables()
+        self._capacity: Mapping[str, int] = {}
         self._rounds = compile_rounds(
             build, self.mesh, self._rooms, apart=self._stager.apart, tables=self._tables.rowwise
         )
@@ -168,13 +170,23 @@ class Simulation:
         """Everything that the next round depends on, to be saved and given to `resume`."""
         return self.state, self.kept.arrays if self.kept else {}
 
-    def resume(self, saved: Any, round_number: int) -> None:
-        """Continue from a snapshot that was taken after this many rounds."""
+    def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
+        """Continue from a snapshot that was taken after this many rounds, with the `capacity` at that time."""
         (state, arrays), self.round = saved, round_number
+        for name, size in capacity.items():
+            on_host = name.startswith(ON_HOST)
+            rooms = self._tables.rooms if on_host else self._stager.capacity
+            if rooms is not None:
+                rooms[name.removeprefix(ON_HOST)] = size
         self._state = self._tables.place(state)
         if self.kept:
             writable = lambda array: np.require(array, requirements="W")  # a mapped file is not
             self.kept.arrays = {path: writable(array) for path, array in arrays.items()}
+
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """How long arrays of the last call were, by name."""
+        return self._capacity
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
         """What these clients keep and are evaluated with [clients, ...]; zeros for clients that never took
@@ -231,6 +243,8 @@ class Simulation:
         given = (self.rates, self._state, call.staged.shelf, plan, rng, first, num_rounds)
         self._state, outcome = (run or self._tables.call)(self._rounds, *given)
         self.round = end  # with the state, as the wait below may be interrupted
+        of_host = {f"{ON_HOST}{space}": size for space, size in (self._tables.rooms or {}).items()}
+        self._capacity = {**call.staged.capacity, **of_host}
         outcome, compiled = to_host((outcome, put_own(np.float32(compile_seconds() - compiling), self.mesh)))
         if self.kept:
             self.kept.put(np.where(outcome.used, clients, -1), outcome.keep)

@@ -55,6 +55,8 @@ class Together:
 class Member:
     """One of several runs side by side (a `Backend`)."""
 
+    capacity: Mapping[str, int] = {}
+
     def __init__(self, together: Together, number: int):
         self._together, self._number = together, number
         self.algorithm, self.lanes, self.round = together.runs.algorithm, together.runs.lanes, 0
@@ -80,7 +82,7 @@ class Member:
         """Everything that the next round depends on, as `Simulation.snapshot` has it."""
         return self.state, {}
 
-    def resume(self, saved: Any, round_number: int) -> None:
+    def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Continue from a snapshot."""
         self._together.resume(self._number, saved[0], round_number)
         self.round = round_number

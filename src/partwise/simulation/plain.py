@@ -77,6 +77,7 @@ class PlainSimulation:
     """Like `Simulation`, but as a plain loop."""
 
     lanes = 1
+    capacity: Mapping[str, int] = {}
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class PlainSimulation:
             )
         return self.state, {}
 
-    def resume(self, saved: Any, round_number: int) -> None:
+    def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Continue from a snapshot that was taken after this many rounds."""
         (self.state, _), self.round = saved, round_number
 

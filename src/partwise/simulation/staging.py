@@ -22,7 +22,6 @@ from partwise.simulation.exchange import own_devices, put_everywhere, put_own
 from partwise.simulation.processes import num_processes
 
 EXAMPLES = "examples"  # the name of the room for them
-LAST_ROWS = 256  # more than a loop over the widest vectors leaves for its end
 
 
 class Brought(NamedTuple):
@@ -47,6 +46,7 @@ class Staged(NamedTuple):
     wanted: stage.Requests  # of all devices, with keys as they are, also if the plan's tables are cut
     rows: Mapping[str, list[np.ndarray]]  # space -> the rows of every round's table, if it is cut
     clients: np.ndarray  # [rounds, devices, chunks, lanes]: of all devices, as positions in the store
+    capacity: Mapping[str, int]  # that of the stager, when these were staged
 
 
 class Stager:
@@ -72,7 +72,7 @@ class Stager:
         self._shelf: Any = put_everywhere(stage.shelve(known), mesh) if known else None
         rooms = stage.rooms_of(store, algorithm.partition, algorithm.choose, known)
         self.rooms = rooms[:1] if algorithm.keeps else rooms  # what clients keep is moved in one size
-        self._capacity = {"cohort": most_clients}
+        self.capacity = {"cohort": most_clients}  # of arrays, by name: it only grows
 
     def populate(self) -> stage.Population:
         """All clients with their keys."""
@@ -135,7 +135,7 @@ class Stager:
             tables = {space: self._stacked(space, each, len(clients)) for space, each in rows.items()}
             plan = plan._replace(tables=tables)
         shelf = self._filled(brought.shelf, asked, sizes)
-        return Staged(population, shelf, self._own(plan), wanted, rows, clients)
+        return Staged(population, shelf, self._own(plan), wanted, rows, clients, dict(self.capacity))
 
     def _read(self, clients: np.ndarray) -> tuple[stage.Population, np.ndarray | None, Any, np.ndarray]:
         """The population, its positions in the store, its shelf, and the clients as positions in it."""
@@ -174,17 +174,15 @@ class Stager:
         return put_own(shelf, self._mesh) if self.apart else shelf
 
     def _stacked(self, space: str, tables: list[np.ndarray], num_rounds: int) -> np.ndarray:
-        """The rows of every round's table [rounds, room], padded with a row number that does not exist. A compiler
-        may round the last numbers of an array in another way than the others, so rows that exist are never among
-        them: where an array ends depends on the rounds that this process has seen, and the result must not."""
-        room = self._room(f"rows {space}", max(map(len, tables)) + LAST_ROWS)
+        """The rows of every round's table [rounds, room], padded with a row number that does not exist."""
+        room = self._room(f"rows {space}", max(map(len, tables)))
         result = np.full((num_rounds, room), self._algorithm.partition.num_keys(space), np.int32)
         for row, rows in zip(result, tables, strict=False):
             row[: len(rows)] = rows
         return result
 
     def _room(self, name: str, size: int) -> int:
-        return stage.grown(self._capacity, name, size)
+        return stage.grown(self.capacity, name, size)
 
 
 def _sizes(shelf: stage.Shelf, asked: stage.Requests, brings: bool) -> dict[str, int]:

@@ -45,6 +45,7 @@ class Tables(NamedTuple):
     call:    (program, rates, state, shelf, plan, ...) -> (new state, outcome)
     trial:   the same, but the state that is returned is the old one
     rowwise: how a compiled round reads and writes rows
+    rooms:   how many rows a call's tables may have, by space, where they are not those of a round
     """
 
     init: Callable[[jax.Array], ServerState]
@@ -53,6 +54,7 @@ class Tables(NamedTuple):
     call: Callable[..., tuple[ServerState, Any]]
     trial: Callable[..., tuple[ServerState, Any]]
     rowwise: Rowwise = WHOLE
+    rooms: dict[str, int] | None = None
 
 
 def make_tables(place: str, algorithm: Algorithm, mesh: Mesh) -> Tables:
@@ -277,7 +279,7 @@ def _written(table: jax.Array, first: Any, rows: jax.Array) -> jax.Array:
 
 def _host(algorithm: Algorithm, mesh: Mesh, spaces: tuple[str, ...]) -> Tables:
     partition, optimizer = algorithm.partition, algorithm.optimizer
-    labels, rooms = _labels(algorithm, spaces), {}
+    labels, rooms = _labels(algorithm, spaces), dict[str, int]()
 
     def place(state: ServerState) -> ServerState:
         put = lambda label, leaf: _writable(leaf) if label else put_everywhere(leaf, mesh)
@@ -324,7 +326,7 @@ def _host(algorithm: Algorithm, mesh: Mesh, spaces: tuple[str, ...]) -> Tables:
         part, plan, _ = brought(state, plan)
         return state, program(rates, part, shelf, plan, *rest)[1]
 
-    return Tables(init, place, lambda state: state, call, trial)
+    return Tables(init, place, lambda state: state, call, trial, rooms=rooms)
 
 
 def _writable(table: Any) -> np.ndarray:
