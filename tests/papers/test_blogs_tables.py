@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import matplotlib.image
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -116,6 +117,32 @@ def test_texts_are_read_once_for_all_vocabularies(blogs, tmp_path, monkeypatch):
     monkeypatch.setattr(words_desk, "find_corpus", None)
     again = words_desk.Desk(blogs, tmp_path, [0], True, silent).task(30, 0)
     np.testing.assert_array_equal(again.train.columns["word"], small.train.columns["word"])
+
+
+def test_other_texts_of_the_same_size_are_read_again(blogs, tmp_path):
+    file, table = (
+        tmp_path / "sentences.csv",
+        pyarrow.parquet.read_table(f"{blogs}/blog_sentences.parquet"),
+    )
+    pyarrow.csv.write_csv(table, file)
+    (tmp_path / "README").symlink_to(tmp_path / "nowhere")
+    first, size = _read_by_desk(tmp_path), file.stat().st_size
+    order = table["rank"].to_numpy()
+    changed = table.set_column(1, "rank", pa.array(SENTENCES - 1 - order))
+    pyarrow.csv.write_csv(changed, file)
+    assert file.stat().st_size == size
+    assert not np.array_equal(_read_by_desk(tmp_path), first)
+
+
+def _read_by_desk(folder):
+    return words_desk.Desk(str(folder), folder / "out", [0], True, silent).task(30, 0).train.columns["word"]
+
+
+def test_a_training_whose_first_look_finds_nothing_is_refused(tmp_path):
+    with pytest.raises(
+        UserError, match="no value to watch after 2 rounds, because nothing of theirs is judged"
+    ):
+        go(Counting(), tmp_path / "a", [np.nan, 0.1], patience=2)
 
 
 def test_clients_are_judged_on_the_same_sentences_whatever_their_support(blogs, tmp_path):

@@ -117,7 +117,7 @@ def test_figures_2_and_3_are_one_training(stackexchange, tmp_path, trainings):
 
 
 @pytest.mark.parametrize(
-    "change", [{"quick": False}, {"data": "elsewhere"}, {"rows": [{"seeds": 3}]}, {"rows": 0}]
+    "change", [{"quick": False}, {"contents": "others"}, {"rows": [{"seeds": 3}]}, {"rows": 0}]
 )
 def test_figure_3_takes_only_the_same_training(tmp_path, monkeypatch, change):
     """Of another kind, of other data, of other trials, or not what was expected: it is trained anew."""
@@ -130,14 +130,21 @@ def test_figure_3_takes_only_the_same_training(tmp_path, monkeypatch, change):
         "relative_size": 0.5,
         "seeds": 2,
     }
-    told = {"quick": True, "data": None, "rows": [row], **dict.fromkeys(("rates", "grid", "clients", "task"))}
+    data = tmp_path / "data.csv"
+    data.write_text("a")
+    told = {"quick": True, "contents": study.contents_of(data), "rows": [row]}
+    told |= dict.fromkeys(("rates", "grid", "clients", "task", "data"))
     trained = []
     monkeypatch.setattr(select, "_tag_grid", lambda *given: ({}, trained.append(given) or told))
     for written, times in ((told, 0), (told | change, 1)):
         (tmp_path / "select-figure2.json").write_text(json.dumps(written))
-        result = select.figure3(None, tmp_path, range(2), True, silent)
+        result = select.figure3(str(data), tmp_path, range(2), True, silent)
         assert len(trained) == times
         assert result["rows"] == [row]
+    (tmp_path / "select-figure2.json").write_text(json.dumps(told))
+    data.write_text("b")
+    select.figure3(str(data), tmp_path, range(2), True, silent)
+    assert len(trained) == 2
 
 
 def test_figure_4(stackexchange, tmp_path, trainings):

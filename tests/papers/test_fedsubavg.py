@@ -15,6 +15,7 @@ from partwise.papers import fedsubavg, long_tails, study
 from partwise.papers.fedsubavg import ALGORITHMS, CASES, Comparison, Curves, Line
 from partwise.papers.reproduce import reproduce
 from partwise.runs.train import silent
+from partwise.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +86,15 @@ def test_the_other_tasks_run_too(case, data, tmp_path):
     curves = Comparison(case, data, tmp_path, True, silent).train("fed_sub_avg", range(1))
     assert np.shape(curves.values) == (1, 2)
     assert np.isfinite(curves.values).all()
+
+
+def test_clients_of_whom_nothing_is_judged_are_refused(data, tmp_path, monkeypatch):
+    """A metric that does not exist is not the worst value of it."""
+    comparison = Comparison(CASES[2], data, tmp_path, True, silent)
+    nothing = comparison.task.validation.take(np.arange(0))
+    comparison.task = comparison.task._replace(validation=nothing)
+    with pytest.raises(UserError, match="the validation clients have no auc, because nothing of theirs"):
+        comparison.train("fed_sub_avg", range(1))
 
 
 def test_table3_goes_on_where_it_was_killed(data, tmp_path, monkeypatch):

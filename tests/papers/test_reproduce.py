@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from partwise.papers import reproduce as papers
+from partwise.papers import study
 from partwise.papers.fedrecon import MovieLensRuns
 from partwise.runs.picture import QUICK
 from partwise.runs.train import Status
@@ -42,6 +43,33 @@ def test_a_full_result_is_not_overwritten_silently(tmp_path):
         papers.reproduce("table", out="here", quick=True)
     assert json.loads((tmp_path / "here" / "table.json").read_text())["quick"] is False
     assert "was replaced" in shown(papers.reproduce("table", out="here"))
+
+
+def test_parts_of_others_stay(tmp_path, monkeypatch):
+    """A reproduction has its own parts, which go when it is done. Those that several share stay, and so do those of
+    one that was killed."""
+
+    def made(data, folder, seeds, quick, progress, fails=False):
+        found = study.once(folder, ("a",), lambda: 1)
+        if fails:
+            raise KeyboardInterrupt
+        return {"rows": [ROW], "found": found}
+
+    killed = lambda *given: made(*given, fails=True)
+    for name, function, shares in (("shared", made, True), ("killed", killed, False), ("other", made, False)):
+        entry = papers.Reproduction(name, function, shares=shares)
+        monkeypatch.setitem(papers.REPRODUCTIONS, name, entry)
+    papers.reproduce("shared", out="here")
+    with pytest.raises(KeyboardInterrupt):
+        papers.reproduce("killed", out="here")
+    papers.reproduce("other", out="here")
+    files = [
+        path.relative_to(tmp_path / "here" / "parts") for path in (tmp_path / "here").rglob("parts/**/*.json")
+    ]
+    assert sorted(len(file.parts) for file in files) == [1, 2]
+    assert {file.parts[0] for file in files if len(file.parts) == 2} == {"killed"}
+    papers.reproduce("other", out="alone")
+    assert not (tmp_path / "alone" / "parts").exists()
 
 
 def test_progress_says_which_row_of_how_many():

@@ -15,7 +15,7 @@ import numpy as np
 
 from partwise.algorithms.registry import configuration, settings_for
 from partwise.data.loaders import femnist
-from partwise.papers.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
+from partwise.papers.study import Trials, Variant, compare, contents_of, draw_curves, draw_sizes, once, tune
 from partwise.runs.train import OnStatus, Status
 from partwise.tasks import PAPER, Task, load_task
 from partwise.tasks.language import has_long_clients
@@ -194,7 +194,7 @@ def figure2(
     """Recall by round for numbers m of keys per client, at each number n of words on the server."""
     panels, result = _tag_grid(data, out, seeds, quick, progress)
     draw_curves(out / f"{FIGURE2}.png", panels, "recall@5 %, validation clients", quick)
-    return result
+    return result | {"contents": contents_of(data) if data else None}
 
 
 def figure3(
@@ -217,7 +217,7 @@ def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) ->
     """The result of another reproduction, if it has the same data, trials and kind; otherwise None."""
     try:
         told = json.loads(file.read_text())
-        same = (told["quick"], told["data"]) == (quick, data)
+        same = bool(data) and (told["quick"], told["contents"]) == (quick, contents_of(str(data)))
         return told if same and all(row["seeds"] == len(seeds) for row in told["rows"]) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -255,6 +255,10 @@ class Comparison:
         }
 
 
+def _value(found: float | None) -> float:
+    return np.nan if found is None else float(found)
+
+
 class TrainedCurve:
     """One algorithm on one task, compiled when it is first run: (seed, rates, part) -> the metric of that
     part."""
@@ -275,10 +279,17 @@ class TrainedCurve:
                 for records in simulation.run(stop - simulation.round):
                     spent += [record.seconds for record in records]
                     self.comparison.progress(Status(simulation.round, rounds[-1], records[-1].loss, None))
-                value = look(simulation.state.params)[case.metric]
+                value = _value(look(simulation.state.params)[case.metric])
             except UserError:
                 break
-            found.append(float(value) if value is not None and np.isfinite(value) else case.worst)
+            found.append(value if np.isfinite(value) else case.worst)
+        if case.worst in found:
+            simulation.restart(seed)
+            if not np.isfinite(_value(look(simulation.state.params)[case.metric])):
+                raise UserError(
+                    f"{case.name}: the {part} clients have no {case.metric}, because nothing of theirs is judged: "
+                    "look at the data, or give more"
+                )
         found += [case.worst] * (len(rounds) - len(found))
         return {"curve": found, "seconds_per_round": float(np.median(spent))}
 

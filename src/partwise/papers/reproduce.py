@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from partwise.papers import (
     theory,
 )
 from partwise.papers import fedselect as select
-from partwise.papers.study import PARTS
+from partwise.papers.study import own_parts, parts_in
 from partwise.runs.document import to_json
 from partwise.runs.lock import check_place, held
 from partwise.runs.picture import QUICK
@@ -145,7 +145,6 @@ def reproduce(
         raise UserError(f"the number of seeds must be at least 1, not {seeds} (--seeds, seeds=)")
     folder = check_place(Path("runs") / (f"{name}-quick" if quick else name) if out is None else out)
     with held(folder):
-        remove_temporary_files(folder / PARTS)
         return _reproduce(name, data, folder, range(seeds), quick, progress)
 
 
@@ -160,18 +159,18 @@ def _reproduce(
             f"with --out (out=...)"
         )
     use_all_cores()
-    result = REPRODUCTIONS[name].function(data, folder, seeds, quick, progress)
-    result = {
-        "name": name,
-        **result,
-        "quick": quick,
-        "seconds": time.perf_counter() - began,
-        "folder": str(folder),
-        "replaced": replaced,
-    }
-    write_file(file, to_json(result))
-    if not REPRODUCTIONS[name].shares:
-        shutil.rmtree(folder / PARTS, ignore_errors=True)
+    with nullcontext() if REPRODUCTIONS[name].shares else own_parts(folder, name):
+        remove_temporary_files(parts_in(folder))
+        result = REPRODUCTIONS[name].function(data, folder, seeds, quick, progress)
+        result = {
+            "name": name,
+            **result,
+            "quick": quick,
+            "seconds": time.perf_counter() - began,
+            "folder": str(folder),
+            "replaced": replaced,
+        }
+        write_file(file, to_json(result))
     return result
 
 

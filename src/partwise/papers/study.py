@@ -6,10 +6,12 @@ Rates are tuned once, without what is varied. They are the same for all variants
 from __future__ import annotations
 
 import hashlib
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +34,8 @@ from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
 from partwise.types import RunWarning, UserError
 
-PARTS = "parts"  # the folder with the finished parts of a reproduction
+PARTS = "parts"  # the folder with the finished parts of reproductions
+OWN_PARTS: ContextVar[str] = ContextVar("own_parts", default="")  # the folder in it of one that shares none
 
 
 @contextmanager
@@ -96,7 +99,7 @@ class Trials(NamedTuple):
 def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
     """The result of `make`, as JSON. If a reproduction was killed, its finished parts are not made again.
     `what` identifies the part: everything that it depends on, with a task identified by its data."""
-    file = folder / PARTS / f"{name_of(what)}.json"
+    file = parts_in(folder) / f"{name_of(what)}.json"
     if file.exists():
         try:
             return load_json(file)["made"]
@@ -104,6 +107,34 @@ def once(folder: Path, what: Sequence[Any], make: Callable[[], Any]) -> Any:
             warnings.warn(f"{error}; it is made again", RunWarning, stacklevel=2)
     save_json(file, {"made": to_plain(make())})
     return load_json(file)["made"]
+
+
+def parts_in(folder: Path) -> Path:
+    """Where the parts of the reproduction that runs now are."""
+    return folder / PARTS / OWN_PARTS.get()
+
+
+@contextmanager
+def own_parts(folder: Path, name: str) -> Iterator[None]:
+    """Parts are apart from those of others meanwhile, and are removed at the end unless it fails."""
+    before = OWN_PARTS.set(name)
+    try:
+        yield
+        shutil.rmtree(parts_in(folder), ignore_errors=True)
+        with suppress(OSError):
+            (folder / PARTS).rmdir()  # unless it has parts of others
+    finally:
+        OWN_PARTS.reset(before)
+
+
+def contents_of(path: str | Path) -> str:
+    """A digest of a file, or of the files directly in a folder, by their names and contents."""
+    source, whole = Path(path).expanduser(), hashlib.sha256()
+    for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+        if file.is_file():
+            with file.open("rb") as opened:
+                whole.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()[:24]
 
 
 def name_of(what: Sequence[Any]) -> str:

@@ -77,7 +77,8 @@ def train_to_the_end(
         clock: Seconds, as from `time.perf_counter`.
     """
     simulation.restart(seed)
-    course, judged = TrainingCourse([], {}, []), dict(simulation.state.params)
+    course = TrainingCourse([], {}, [])
+    judged = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     if file.exists():
         (saved, judged), told = load_tree(file, (simulation.snapshot(), judged))
         course = TrainingCourse(**told["course"])
@@ -94,7 +95,13 @@ def train_to_the_end(
                 raise
             return judged, course._replace(diverged=True)
         params = dict(simulation.state.params)
-        course = course.after(number, look(params), losses, clock() - began)
+        found = look(params)
+        if patience and not course.rounds and not np.isfinite(np.array(found[WATCHED], float)):
+            raise UserError(
+                f"validation clients have no value to watch after {number} rounds, because nothing of theirs is "
+                f"judged or the training has diverged (mean loss {losses[-1]:.4g}): look at the data, or give more"
+            )
+        course = course.after(number, found, losses, clock() - began)
         if not patience or course.best().since == 0:
             judged = {path: np.asarray(leaf) for path, leaf in params.items()}
         course = course._replace(judged=course.best().round if patience else number)

@@ -21,7 +21,7 @@ from partwise.config.settings import Config
 from partwise.data import ClientStore, open_store
 from partwise.data.text.numbered import number_sentences, with_vocabulary
 from partwise.papers.fedrecon_trainings import METRIC, RECON, TRAININGS, JudgedRow, Learned, Training
-from partwise.papers.study import PARTS, name_of, once, tune
+from partwise.papers.study import contents_of, name_of, once, parts_in, tune
 from partwise.papers.to_the_end import WATCHED, TrainingCourse, load_model, save_model, train_to_the_end
 from partwise.papers.words_protocol import protocol_of
 from partwise.runs.backends import make_evaluator, make_simulation
@@ -73,11 +73,9 @@ class Desk:
     def _numbered(self) -> ClientStore:
         """The texts as numbers of words, read once for all sittings."""
         length, protocol = self.protocol.model.get("length", LENGTH), self.protocol
-        source = Path(str(self.data)).expanduser()
-        files = sorted(source.iterdir()) if source.is_dir() else [source]
-        there = [(file.name, file.stat().st_size) for file in files]
-        what = ("sentences", there, length, protocol.sentences, protocol.min_sentences)
-        folder = self.out / PARTS / f"{name_of(what)}.store"
+        shape = (length, protocol.sentences, protocol.min_sentences)
+        what = ("sentences", contents_of(str(self.data)), *shape)
+        folder = parts_in(self.out) / f"{name_of(what)}.store"
         if not folder.exists():
             self.progress(Status(0, 1, float("nan"), None, "texts are read"))
             shape = {"length": length, "max_sentences": protocol.sentences}
@@ -215,7 +213,7 @@ class Trainer:
         return {"local": local, "others": sum(sizes.values()) - local}
 
     def _file(self, seed: int, kind: str) -> Path:
-        return self.desk.out / PARTS / f"{name_of(self.what(seed))}.{kind}.safetensors"
+        return parts_in(self.desk.out) / f"{name_of(self.what(seed))}.{kind}.safetensors"
 
     def _looks(self) -> list[int]:
         rounds, every = self.config.rounds, self.desk.protocol.looks

@@ -162,7 +162,20 @@ def test_without_rank_the_day_or_the_row_decides(tmp_path):
     [
         ({"text": pa.array(["a b c", None])}, r"t.parquet, row 1: text is 'None'; expected a sentence"),
         ({"text": pa.array([1, 2])}, r"t.parquet, row 0: text is '1'; expected a sentence"),
-        ({"user": pa.array(["a", ""])}, r"t.parquet, row 1: user is ''; expected who wrote"),
+        (
+            {"user": pa.array(["a", ""])},
+            r"t.parquet, row 1: user is ''; expected a text or whole number, who",
+        ),
+        (
+            {"user": pa.array([1.0, float("nan")])},
+            r"t.parquet, row 1: user is 'nan'; expected a text or whole",
+        ),
+        ({"user": pa.array([1.0, 1.5])}, r"t.parquet, row 1: user is '1.5'; expected a text or whole number"),
+        ({"user": pa.array([b"a", b"b"])}, r"t.parquet, row 0: user is .*; expected a text or whole number"),
+        (
+            {"user": pa.array([["a"], ["b"]])},
+            r"t.parquet, row 0: user is .*; expected a text or whole number",
+        ),
         ({"rank": pa.array(["x", "y"])}, r"t.parquet: column 'rank' holds text"),
         ({"rank": pa.array([1, None])}, r"t.parquet: .*'rank'.*missing"),
     ],
@@ -172,6 +185,12 @@ def test_bad_cells_name_file_and_row(tmp_path, changed, message):
     file = write(pa.table(columns | changed), tmp_path / "t.parquet")
     with pytest.raises(UserError, match=message):
         list(sentence_table.load(file))
+
+
+def test_users_may_be_whole_numbers_with_a_point(tmp_path):
+    columns = {"user": pa.array([10.0, 11.0]), "text": pa.array(["a b c", "d e f"]), "rank": pa.array([1, 2])}
+    file = write(pa.table(columns), tmp_path / "t.parquet")
+    assert [text.client for text in sentence_table.load(file)] == ["10", "11"]
 
 
 def test_other_tables_are_not_taken(tmp_path):

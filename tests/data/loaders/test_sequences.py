@@ -38,6 +38,7 @@ def test_lines_of_users_and_items_keep_their_order(tmp_path):
         ("1 2\n3 -4\n", "line 2"),
         ("1 2\n3 99999999999\n", "line 2"),
         ("1 2\n1 3\n", "user 1 has two lines"),
+        ("5 10 20\n7 20 40\n1 5 6\n1 6 7\n", "user 1 has two lines"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path, text, told):

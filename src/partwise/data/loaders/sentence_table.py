@@ -81,11 +81,12 @@ def _runs(file: Path, order: str | None) -> Iterator[tuple[str, list[str], np.nd
 
 
 def _required(name: str, values: list[Any], file: Path, first_row: int) -> list[str]:
-    """The values as text. A text may be empty, a user may not."""
+    """The values as text. A text may be empty, a user may not. A user may be a whole number with a point."""
     for number, value in enumerate(values):
-        bad = value is None or (name == USER and value == "") or (name == TEXT and not isinstance(value, str))
-        if bad:
-            expected = "who wrote the sentence" if name == USER else "a sentence"
+        if name == USER and isinstance(value, float) and value.is_integer():
+            values[number] = value = int(value)
+        if not (isinstance(value, str) if name == TEXT else isinstance(value, str | int) and value != ""):
+            expected = "a text or whole number, who wrote the sentence" if name == USER else "a sentence"
             raise UserError(
                 f"{file}, row {first_row + number}: {name} is {str(value)[:40]!r}; expected {expected}. "
                 "Mend or remove the row"

@@ -49,8 +49,9 @@ def parse(text: bytes, where: str, name: str) -> ClientStore:
         raise UserError(f"{where} is empty: {HOW}")
     rows = [_numbers(line, number, where) for number, line in enumerate(lines, 1)]
     users = np.array([row[0] for row in rows], np.int64)
-    if len(np.unique(users)) < len(users):
-        twice = users[np.flatnonzero(np.bincount(np.unique(users, return_inverse=True)[1]) > 1)]
+    known, lines_of = np.unique(users, return_counts=True)
+    if len(known) < len(users):
+        twice = known[lines_of > 1]
         raise UserError(
             f"{where}: user {twice[0]} has two lines; expected one line per user: join them in order"
         )
