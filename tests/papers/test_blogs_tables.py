@@ -106,6 +106,8 @@ def test_the_data_decides_how_it_is_trained(blogs, tmp_path):
     assert max(LONG.steps["reconstruct.max_steps"]) > 10 < max(LONG.steps["update.max_steps"])
     with pytest.raises(UserError, match="fedrecon-support needs people with hundreds of sentences"):
         fedrecon_support.support(str(tmp_path), tmp_path, [0], True, silent)
+    with pytest.raises(UserError, match="nowhere does not exist: give blogs or a table of sentences"):
+        fedrecon_support.support(str(tmp_path / "nowhere"), tmp_path, [0], True, silent)
 
 
 def test_texts_are_read_once_for_all_vocabularies(blogs, tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from partwise.data.reading import existing
 from partwise.data.store import ClientStore
 from partwise.papers.fedrecon_trainings import (
     FINE_RATES,
@@ -73,11 +74,14 @@ def support(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """Accuracy by sentences of support, with and without rebuilding; other ways to rebuild; equal bytes."""
+    needed = "give blogs or a table of sentences with --data (data=...)"
+    if data:
+        existing(Path(data).expanduser(), needed)
     desk = Desk(data, out, seeds, quick, progress)
     if not desk.protocol.supports:
         raise UserError(
             f"fedrecon-support needs people with hundreds of sentences each, and {data or 'the usual data'} has "
-            "none: give blogs or a table of sentences with --data (data=...)"
+            f"none: {needed}"
         )
     for training in (RECON, YOGI, LEARNED):  # first, as for Table 2, so that curves have the same rates
         desk.learn(training, desk.vocabularies[0])

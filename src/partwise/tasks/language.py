@@ -43,6 +43,7 @@ def find_corpus(data: str | None, comments: bool = True) -> Corpus:
     for loader in (shakespeare, blogs, sentence_table):
         if source := loader.locate(data):
             return loader.load(source)
+    sentence_table.refuse_others(data)
     return stackexchange.load(data, comments=comments)
 
 

@@ -113,7 +113,7 @@ def _sampled_losses(num_sampled: int) -> Callable[[Transformer, Batch, jax.Array
     return losses
 
 
-def _num_targets(batch: Batch) -> jax.Array:
+def tokens(batch: Batch) -> jax.Array:
     return (_targets(batch) >= 0).sum(axis=-1) * 1.0
 
 
@@ -140,7 +140,7 @@ def settings(
         lambda rngs: Transformer(num_ids, width, heads, units, length, rngs),
         _losses,
         {"accuracy": _accuracy(num_words)},
-        weight=_num_targets,
+        weight=tokens,
         train_loss=_sampled_losses(sampled) if sampled else None,
     )
     rules = {

@@ -16,6 +16,7 @@ from partwise.data.loaders import blogs, sentence_table
 from partwise.data.text.corpus import Text
 from partwise.data.text.numbered import number_sentences, with_vocabulary
 from partwise.data.text.sentences import split_sentence_stores
+from partwise.tasks.language import find_corpus
 from partwise.types import UserError
 
 DAY = 86_400_000
@@ -117,6 +118,17 @@ def test_what_is_no_corpus_is_refused(folder, tmp_path):
         list(blogs.load(folder))
 
 
+def test_two_files_of_one_blogger_are_refused(folder, packed):
+    """Their sentences would be there twice."""
+    with zipfile.ZipFile(packed, "a") as archive:
+        archive.writestr(f"copy/{FIRST}", BLOG)
+    with pytest.raises(UserError, match=rf"blogs/{FIRST} and copy/{FIRST} are both of blogger 101"):
+        list(blogs.load(packed))
+    (folder / FIRST.replace("male", "female")).write_text(BLOG)
+    with pytest.raises(UserError, match=r"are both of blogger 101; expected one file for each: remove one"):
+        list(blogs.load(folder))
+
+
 SAID = pa.table(
     {
         "user": [7, 8, 7, 7],
@@ -178,6 +190,7 @@ def test_without_rank_the_day_or_the_row_decides(tmp_path):
         ),
         ({"rank": pa.array(["x", "y"])}, r"t.parquet: column 'rank' holds text"),
         ({"rank": pa.array([1, None])}, r"t.parquet: .*'rank'.*missing"),
+        ({"rank": pa.array([1.0, float("nan")])}, r"t.parquet, row 1: rank is NaN; expected the place"),
     ],
 )
 def test_bad_cells_name_file_and_row(tmp_path, changed, message):
@@ -198,6 +211,8 @@ def test_other_tables_are_not_taken(tmp_path):
     assert sentence_table.locate(file) is None
     with pytest.raises(UserError, match="unknown column 'text'"):
         list(sentence_table.load(file))
+    with pytest.raises(UserError, match=r"t.parquet has the columns user, rank, but no text: give a table"):
+        find_corpus(str(file))
     with pytest.raises(UserError, match=r"holds no table of sentences.*give a table with the columns user"):
         sentence_table.load(tmp_path)
     write(SAID.slice(0, 0), file)

@@ -114,13 +114,38 @@ def test_what_is_recognised(tmp_path):
             r"writer f1, x: .*expected images of 784",
         ),
         ({"user_data": {"f1": {"x": ["so tired"], "y": [1]}}}, r"writer f1, x: .*expected images of 784"),
-        (writers(f1=[1]), r"no writer has at least 50 images, the most is 1; lower min_images"),
+        (
+            writers(f1=[1]),
+            r"no writer of the part 'all' has at least 50 images in all, the most of any writer is 1; lower",
+        ),
+        (
+            {"user_data": {"f1": {"x": [image()], "y": []}}},
+            r"writer f1, y: .*\[0\]; expected one whole number",
+        ),
+        (writers(f1=[1, 2]) | {"num_samples": [3]}, r"writer f1: num_samples is 3, and there are 2 labels"),
+        (
+            json.dumps(writers(f1=[1], f2=[2])).replace('"f2": {', '"f1": {'),
+            r"a.json has 'f1' twice in one object; expected it once",
+        ),
     ],
 )
 def test_bad_json_is_named(tmp_path, told, message):
     write(tmp_path / "a.json", told)
     with pytest.raises(UserError, match=message):
         femnist.load(tmp_path / "a.json")
+
+
+def test_writers_whose_names_are_numbers_in_one_part_alone(tmp_path):
+    write(tmp_path / "train/a.json", writers(**{"7": [1, 2], "8": [3, 4]}))
+    write(tmp_path / "test/a.json", writers(**{"7": [5], "8": [6], "abc": [7]}))
+    train, test = femnist.load(tmp_path, min_images=3)
+    assert train.client_ids.tolist() == test.client_ids.tolist() == ["7", "8"]
+    write(tmp_path / "train/a.json", writers(g=[1]))
+    write(tmp_path / "test/a.json", writers(h=[1, 2, 3]))
+    with pytest.raises(
+        UserError, match="part 'train' has at least 2 images in all, the most of any writer is 3"
+    ):
+        femnist.load(tmp_path, min_images=2)
 
 
 def test_a_writer_in_two_files_is_named(tmp_path):

@@ -60,10 +60,18 @@ def load(path: str | Path | None = None) -> Corpus:
     root = data_root(path, "the Blog Authorship Corpus", HOW, HOW)
 
     def read(counts: Counter[str]) -> Iterator[Text]:
+        files: dict[str, str] = {}
         with reading(root):
             for name, data in _files(root):
                 counts["files"] += 1
-                yield from _texts(name, data, counts)
+                blogger = PurePosixPath(name).name.split(".")[0]
+                if blogger in files:
+                    raise UserError(
+                        f"{root}: {files[blogger]} and {name} are both of blogger {blogger}; expected one file for "
+                        "each: remove one of them"
+                    )
+                files[blogger] = name
+                yield from _texts(blogger, data, counts)
         if not counts["posts"]:
             raise UserError(f"{root} has no <post> in its {counts['files']} files: {HOW}")
 
@@ -101,7 +109,7 @@ def _files(root: Path) -> Iterator[tuple[str, bytes]]:
                 raise UserError(f"{root} holds no file of the corpus: {HOW}")
             for member in members:
                 with open_member(archive, member, root, root.stat().st_size) as file:
-                    yield PurePosixPath(member).name, file.read()
+                    yield member, file.read()
 
 
 def _in_folder(folder: Path) -> Iterator[Path]:
@@ -115,7 +123,7 @@ def _members(archive: zipfile.ZipFile) -> list[str]:
     return sorted(name for name in archive.namelist() if _NAME.fullmatch(PurePosixPath(name).name))
 
 
-def _texts(name: str, data: bytes, counts: Counter[str]) -> Iterator[Text]:
+def _texts(blogger: str, data: bytes, counts: Counter[str]) -> Iterator[Text]:
     """A blogger's posts, as far as they have new sentences."""
     posts = sorted(_posts(_decode(data, counts), counts), key=lambda post: post.time)
     counts["files_without_post"] += not posts
@@ -124,7 +132,7 @@ def _texts(name: str, data: bytes, counts: Counter[str]) -> Iterator[Text]:
     for post in posts:
         found = tuple(_new_sentences(post.text, seen, counts))
         if found:
-            yield Text(name.split(".")[0], post.time, "post", "", found, ())
+            yield Text(blogger, post.time, "post", "", found, ())
         else:
             counts["dropped_no_sentence"] += 1
 

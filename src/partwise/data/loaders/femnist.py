@@ -7,7 +7,9 @@ Read are the JSON files that LEAF's `preprocess.sh` writes (`train/` and `test/`
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,12 @@ def _read_sample(source: Path) -> ClientStore:
             f"{source}: writer_ids {names.dtype} {list(names.shape)}, complete {complete.dtype} "
             f"{list(complete.shape)}; expected a name and a true or false for every writer. Get the file again"
         )
+    known, times = np.unique(names, return_counts=True)
+    if len(known) < len(names):
+        twice = known[times > 1][0]
+        raise UserError(
+            f"{source}: writer_ids has {str(twice)!r} twice; expected every writer once. Get the file again"
+        )
     rows = complete[writer]
     columns = {"pixels": images[rows], "label": labels[rows].astype(np.int32)}
     return group_rows(names[writer[rows]], columns, (), _info([source], "all"))
@@ -115,7 +123,7 @@ def _blocks(files: Sequence[Path]) -> Iterator[Block]:
             if not isinstance(given, dict) or not {"x", "y"} <= given.keys():
                 raise UserError(f"{where}: {str(given)[:40]!r}; expected {FORM}. Get the file again")
             labels = np.asarray(given["y"])
-            if not labels.size:
+            if not labels.size and not len(given["x"]):
                 continue
             check_labels(labels, NUM_CLASSES, f"{where}, y")
             pixels = to_ink(_numbers(given["x"], f"{where}, x"), f"{where}, x")
@@ -131,11 +139,26 @@ def _blocks(files: Sequence[Path]) -> Iterator[Block]:
 def _read_json(file: Path) -> dict[str, Any]:
     """`user_data` of a file."""
     with reading(file):
-        told = json.loads(file.read_bytes())
+        told = json.loads(file.read_bytes(), object_pairs_hook=lambda pairs: _once_each(pairs, file))
         held = told.get("user_data") if isinstance(told, dict) else None
         if not isinstance(held, dict) or set(told.get("users", held)) != set(held):
             raise UserError(f"{file} is not in LEAF's form: expected {FORM} of these users. Get it again")
+        for writer, said in zip(told.get("users", ()), told.get("num_samples", ()), strict=False):
+            there = len(held[writer]["y"]) if isinstance(held[writer], dict) and "y" in held[writer] else said
+            if there != said:
+                raise UserError(
+                    f"{file}, writer {writer}: num_samples is {said}, and there are {there} labels. Get it again"
+                )
         return held
+
+
+def _once_each(pairs: list[tuple[str, Any]], file: Path) -> dict[str, Any]:
+    """The object, which must not have a name twice: JSON would keep the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise UserError(f"{file} has {twice[:40]!r} twice in one object; expected it once. Get it again")
+    return found
 
 
 def _numbers(images: Any, where: str) -> np.ndarray:
@@ -147,13 +170,17 @@ def _numbers(images: Any, where: str) -> np.ndarray:
 
 def _large(parts: Sequence[ClientStore], min_images: int) -> list[ClientStore]:
     """The parts, with the writers who have enough images in all parts together."""
+    if len({part.client_ids.dtype.kind for part in parts}) > 1:  # all names of one part are numbers
+        parts = [dataclasses.replace(part, client_ids=part.client_ids.astype(str)) for part in parts]
     writers, place = np.unique(np.concatenate([part.client_ids for part in parts]), return_inverse=True)
     images = np.bincount(place, np.concatenate([part.counts for part in parts])).astype(int)
     large = [part.take(np.isin(part.client_ids, writers[images >= min_images])) for part in parts]
-    if not all(part.num_clients for part in large):
-        raise UserError(
-            f"no writer has at least {min_images} images, the most is {images.max()}; lower min_images"
-        )
+    for part in large:
+        if not part.num_clients:
+            raise UserError(
+                f"no writer of the part '{part.info['split']}' has at least {min_images} images in all, the most "
+                f"of any writer is {images.max()}; lower min_images"
+            )
     return large
 
 

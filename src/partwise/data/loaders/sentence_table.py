@@ -47,6 +47,17 @@ def locate(path: str | Path | None) -> Path | None:
     return source if there and {USER, TEXT} <= set(column_names(source)) else None
 
 
+def refuse_others(path: str | Path | None) -> None:
+    """Raise `UserError` if `path` is a table that seems to be one of sentences, but lacks a column."""
+    source = Path(path).expanduser() if path else None
+    if not (source and is_there(source) and is_table(source)):
+        return
+    names = column_names(source)
+    if {USER, TEXT} & set(map(str.lower, names)):
+        missing = " and ".join(name for name in (USER, TEXT) if name not in names)
+        raise UserError(f"{source} has the columns {', '.join(names)}, but no {missing}: {HOW}")
+
+
 def _read(file: Path, counts: Counter[str]) -> Iterator[Text]:
     names = column_names(file)
     order = next((name for name in ORDERS if name in names), None)
@@ -73,6 +84,11 @@ def _runs(file: Path, order: str | None) -> Iterator[tuple[str, list[str], np.nd
         users = _required(USER, to_texts(USER, batch[USER], first_row), file, first_row)
         texts = _required(TEXT, to_texts(TEXT, batch[TEXT], first_row), file, first_row)
         ranks = arrow_numbers(order, batch[order], first_row) if order else np.zeros(len(users))
+        if np.isnan(ranks).any():
+            raise UserError(
+                f"{file}, row {first_row + int(np.isnan(ranks).argmax())}: {order} is NaN; expected the place of "
+                "the sentence. Mend or remove the row"
+            )
         starts = [0, *(k for k in range(1, len(users)) if users[k] != users[k - 1]), len(users)]
         for begin, end in itertools.pairwise(starts):
             if begin < end:
