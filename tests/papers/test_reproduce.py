@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -89,3 +91,14 @@ def test_a_quick_check_says_which_movielens_it_reads(name, tmp_path):
         UserError, match=r"holds no ml-100k.*With --quick \(quick=True\) MovieLens-100k is read"
     ):
         papers.reproduce(name, str(tmp_path), quick=True)
+
+
+def test_reproductions_are_there_without_the_packages_of_some():
+    """Flax is an extra: only what trains a model of it needs it."""
+    program = (
+        "import sys; sys.modules['flax'] = None; from partwise.papers.reproduce import REPRODUCTIONS as all"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}; print(len(all))"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(len(papers.REPRODUCTIONS) - 1), done.stderr  # one is this file's

@@ -29,10 +29,9 @@ from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus, Status
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
-from partwise.tasks import PAPER, Task, load_task
+from partwise.tasks import PAPER, Task, find_task, load_task
 from partwise.tasks.base import with_preset
 from partwise.tasks.language import find_corpus
-from partwise.tasks.next_word_lstm import WIDE, for_long_clients, next_word_lstm_task
 
 TASK = "next-word-lstm"
 POINTS = 10  # evaluations of the validation clients during a training of fixed length
@@ -63,6 +62,9 @@ class Desk:
         return load_task(TASK, self.data, preset=PAPER, **sizes, **model)
 
     def _from_numbers(self, words: int, buckets: int, model: Mapping[str, Any]) -> Task:
+        find_task(TASK)  # says what to install if Flax is not there
+        from partwise.tasks.next_word_lstm import WIDE, for_long_clients, next_word_lstm_task
+
         usual = {name: WIDE[name] for name in ("embedding", "units")}
         rest = {name: value for name, value in (usual | dict(model)).items() if name != "length"}
         stores = with_vocabulary(self._numbered, words, buckets)
