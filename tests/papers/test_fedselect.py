@@ -132,7 +132,8 @@ def test_figure_3_takes_only_the_same_training(tmp_path, monkeypatch, change):
     }
     data = tmp_path / "data.csv"
     data.write_text("a")
-    told = {"quick": True, "contents": study.contents_of(data), "rows": [row]}
+    monkeypatch.setattr(select, "_contents", lambda *_: data.read_text())
+    told = {"quick": True, "contents": "a", "rows": [row]}
     told |= dict.fromkeys(("rates", "grid", "clients", "task", "data"))
     trained = []
     monkeypatch.setattr(select, "_tag_grid", lambda *given: ({}, trained.append(given) or told))

@@ -108,9 +108,7 @@ class Learned(NamedTuple):
 
     tests: Mapping[str, Sequence[Mapping[str, Any]]]  # row -> metrics of every seed
     chosen: Mapping[str, Mapping[str, float]]  # row -> rates of its evaluation
-    curves: Mapping[
-        str, Sequence[Sequence[float]]
-    ]  # row -> the metric of validation clients, by seed and `rounds`
+    curves: Mapping[str, Sequence[Sequence[float]]]  # row -> of validation clients, by seed and `rounds`
     rounds: Sequence[int]
     losses: Sequence[Sequence[float]]  # of training, by seed and round, as long as all of them trained
     sizes: Mapping[str, int]  # parameters: local (the embeddings of buckets), others

@@ -15,7 +15,8 @@ import numpy as np
 
 from partwise.algorithms.registry import configuration, settings_for
 from partwise.data.loaders import femnist
-from partwise.papers.study import Trials, Variant, compare, contents_of, draw_curves, draw_sizes, once, tune
+from partwise.papers.study import Trials, Variant, compare, draw_curves, draw_sizes, once, tune
+from partwise.runs.fingerprint import digest_of
 from partwise.runs.train import OnStatus, Status
 from partwise.tasks import PAPER, Task, load_task
 from partwise.tasks.language import has_long_clients
@@ -185,7 +186,8 @@ def _tag_grid(
         panels[f"n = {n:,}"] = setup.compare(variants, seeds)
         for m, row in zip((*sizes, None), setup.rows(panels[f"n = {n:,}"]), strict=True):
             rows.append({**row, "row": f"n = {n:,}, {row['row']}", "n": n, "m": m})
-    return panels, {"rows": rows, **next(iter(setups.values())).told()}
+    first = next(iter(setups.values()))
+    return panels, {"rows": rows, **first.told(), "contents": digest_of(first.task)}
 
 
 def figure2(
@@ -194,7 +196,7 @@ def figure2(
     """Recall by round for numbers m of keys per client, at each number n of words on the server."""
     panels, result = _tag_grid(data, out, seeds, quick, progress)
     draw_curves(out / f"{FIGURE2}.png", panels, "recall@5 %, validation clients", quick)
-    return result | {"contents": contents_of(data) if data else None}
+    return result
 
 
 def figure3(
@@ -203,7 +205,7 @@ def figure3(
     """Recall at the end against the size of a client's model: at each m, over n. The trainings are those of
     Figure 2. If `out` has them, with the same data and trials, nothing is trained."""
     result = (
-        _earlier(out / f"{FIGURE2}.json", data, seeds, quick)
+        _earlier(out / f"{FIGURE2}.json", lambda: _contents(data, out, quick, progress), seeds, quick)
         or _tag_grid(data, out, seeds, quick, progress)[1]
     )
     rows = sorted(result["rows"], key=lambda row: (row["m"] or np.inf, row["n"]))
@@ -213,14 +215,22 @@ def figure3(
     return {name: result[name] for name in ("rates", "grid", "clients", "task", "data")} | {"rows": rows}
 
 
-def _earlier(file: Path, data: str | None, seeds: Sequence[int], quick: bool) -> dict[str, Any] | None:
+def _contents(data: str | None, out: Path, quick: bool, progress: OnStatus) -> str:
+    """A digest of the data that Figure 2 is trained on."""
+    return digest_of(Setup(TAGS, data, out, quick, progress, num_words=_vocabularies(quick)[0]).task)
+
+
+def _earlier(
+    file: Path, contents: Callable[[], str], seeds: Sequence[int], quick: bool
+) -> dict[str, Any] | None:
     """The result of another reproduction, if it has the same data, trials and kind; otherwise None."""
     try:
         told = json.loads(file.read_text())
-        same = bool(data) and (told["quick"], told["contents"]) == (quick, contents_of(str(data)))
-        return told if same and all(row["seeds"] == len(seeds) for row in told["rows"]) else None
+        same = told["quick"] == quick and all(row["seeds"] == len(seeds) for row in told["rows"])
+        before = told["contents"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return told if same and before == contents() else None
 
 
 def figure4(

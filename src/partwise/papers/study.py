@@ -127,16 +127,6 @@ def own_parts(folder: Path, name: str) -> Iterator[None]:
         OWN_PARTS.reset(before)
 
 
-def contents_of(path: str | Path) -> str:
-    """A digest of a file, or of the files directly in a folder, by their names and contents."""
-    source, whole = Path(path).expanduser(), hashlib.sha256()
-    for file in sorted(source.iterdir()) if source.is_dir() else [source]:
-        if file.is_file():
-            with file.open("rb") as opened:
-                whole.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
-    return whole.hexdigest()[:24]
-
-
 def name_of(what: Sequence[Any]) -> str:
     """A name for a part, from everything that it depends on."""
     return hashlib.sha256("\n".join(map(_said, what)).encode()).hexdigest()[:24]

@@ -8,6 +8,7 @@ numbers, trainings at their last look, evaluated seeds.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -21,7 +22,7 @@ from partwise.config.settings import Config
 from partwise.data import ClientStore, open_store
 from partwise.data.text.numbered import number_sentences, with_vocabulary
 from partwise.papers.fedrecon_trainings import METRIC, RECON, TRAININGS, JudgedRow, Learned, Training
-from partwise.papers.study import contents_of, name_of, once, parts_in, tune
+from partwise.papers.study import name_of, once, parts_in, tune
 from partwise.papers.to_the_end import WATCHED, TrainingCourse, load_model, save_model, train_to_the_end
 from partwise.papers.words_protocol import protocol_of
 from partwise.runs.backends import make_evaluator, make_simulation
@@ -75,8 +76,8 @@ class Desk:
     def _numbered(self) -> ClientStore:
         """The texts as numbers of words, read once for all sittings."""
         length, protocol = self.protocol.model.get("length", LENGTH), self.protocol
-        shape = (length, protocol.sentences, protocol.min_sentences)
-        what = ("sentences", contents_of(str(self.data)), *shape)
+        contents = _contents(Path(str(self.data)).expanduser())
+        what = ("sentences", contents, length, protocol.sentences, protocol.min_sentences)
         folder = parts_in(self.out) / f"{name_of(what)}.store"
         if not folder.exists():
             self.progress(Status(0, 1, float("nan"), None, "texts are read"))
@@ -243,6 +244,16 @@ def _said(task: Task, config: Config) -> tuple[Any, ...]:
     usual = Config().flat()
     given = {key: value for key, value in config.flat().items() if usual.get(key) != value}
     return task, sorted(given.items())
+
+
+def _contents(source: Path) -> str:
+    """A digest of a file, or of the files directly in a folder, by their names and contents."""
+    whole = hashlib.sha256()
+    for file in sorted(source.iterdir()) if source.is_dir() else [source]:
+        if file.is_file():
+            with file.open("rb") as opened:
+                whole.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def named(rates: Mapping[str, float]) -> dict[str, float]:
