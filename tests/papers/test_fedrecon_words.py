@@ -164,7 +164,7 @@ def test_every_training_and_row_can_be_prepared(desk):
             task = desk.task(vocabulary, training.buckets)
             assert task.options["num_words"] == vocabulary
             assert task.options["num_buckets"] == (training.buckets or desk.protocol.buckets)
-            config = desk.config(task, training).changed(desk.rates(training))
+            config = desk.config(task, training).changed(desk.rates(training, vocabulary))
             assert config.reconstruct.rate == config.update.rate
             for row in training.rows:
                 ready = prepare(task, config.changed(row.changes))
@@ -173,26 +173,26 @@ def test_every_training_and_row_can_be_prepared(desk):
 
 
 def test_every_training_of_the_table_has_rates_of_its_own(desk, monkeypatch):
-    """With one bucket too. What is not in the table has those of FedRecon."""
+    """With one bucket at every vocabulary. What is not in the table has those of FedRecon."""
     searched = []
 
     def tune(task, config, *rest):
-        searched.append(
-            (config.algorithm, task.options["num_buckets"], config.split.kind, config.update.joint)
-        )
+        sizes = (task.options["num_words"], task.options["num_buckets"])
+        searched.append((config.algorithm, *sizes, config.split.kind, config.update.joint))
         return {"update.rate": 0.1, "server.rate": 0.2}, []
 
     monkeypatch.setattr(trained, "tune", tune)
+    (few, more), many = desk.vocabularies, desk.protocol.buckets
     for training in (*words.TRAININGS, words.RECON._replace(buckets=3), support.LEARNED):
-        assert desk.rates(training)["reconstruct.rate"] == 0.1
-    many, recon = desk.protocol.buckets, ("fed_recon", desk.protocol.buckets, "halves", False)
+        assert desk.rates(training, more)["reconstruct.rate"] == 0.1
+    recon = ("fed_recon", few, many, "halves", False)
     assert searched == [
-        ("fed_yogi", 1, "halves", False),
-        ("fed_recon", 1, "halves", False),
+        ("fed_yogi", more, 1, "halves", False),
+        ("fed_recon", more, 1, "halves", False),
         recon,
-        ("fed_yogi", many, "halves", False),
-        ("fed_recon", many, "none", False),
-        ("fed_recon", many, "halves", True),
+        ("fed_yogi", few, many, "halves", False),
+        ("fed_recon", few, many, "none", False),
+        ("fed_recon", few, many, "halves", True),
         recon,
         recon,
     ]

@@ -1,7 +1,7 @@
 """Trains and evaluates what Tables 2 and 4 and the language figures of Federated Reconstruction compare.
 
-Rates of training are searched at the smallest vocabulary, for every way of training in the tables. Rates of tuning
-before evaluation are searched for every row. Both use the validation clients. On a GPU the model is the paper's;
+Rates of training are searched for every way of training in the tables, at the smallest vocabulary; with one bucket at
+every vocabulary. Rates of tuning before evaluation are searched for every row. Both use the validation clients. On a GPU the model is the paper's;
 on a CPU it is one that trains in minutes. Finished parts are kept under `out`: rates that were tried, texts as
 numbers, trainings at their last look, evaluated seeds.
 """
@@ -91,13 +91,14 @@ class Desk:
         given = settings_for(task.defaults, training.algorithm) | COMMON | dict(training.changes)
         return configuration(TASK, given | dict(self.protocol.settings))
 
-    def rates(self, training: Training) -> dict[str, float]:
+    def rates(self, training: Training, vocabulary: int) -> dict[str, float]:
         """The rates of a training. They are searched once for every training of the table, at the smallest
-        vocabulary, also for one bucket: what suits many may diverge with one. Other trainings use the rates of
-        FedRecon. Reconstruction has the same rate as the update (the paper's heuristic, appendix C.2)."""
+        vocabulary. With one bucket, a rate that is good at one vocabulary may diverge at another, so they are
+        searched at each. Other trainings use the rates of FedRecon. Reconstruction has the same rate as the update
+        (the paper's heuristic, appendix C.2)."""
         kind = lambda other: (other.algorithm, other.buckets, other.changes)
         base = next((other for other in TRAININGS if kind(other) == kind(training)), RECON)
-        task = self.task(self.vocabularies[0], base.buckets)
+        task = self.task(vocabulary if base.buckets == 1 else self.vocabularies[0], base.buckets)
         config = self.config(task, base)
         config = config.changed({"rounds": min(config.rounds, self.protocol.tuning)})
         what = ("rate", base.name, *_said(task, config))
@@ -108,7 +109,8 @@ class Desk:
     def trainer(self, training: Training, vocabulary: int) -> Trainer:
         """A training at one vocabulary, with its rates."""
         task = self.task(vocabulary, training.buckets, **training.options)
-        return Trainer(self, training, task, self.config(task, training).changed(self.rates(training)))
+        config = self.config(task, training).changed(self.rates(training, vocabulary))
+        return Trainer(self, training, task, config)
 
     def learn(self, training: Training, vocabulary: int) -> Learned:
         """Train with every seed and evaluate with every row."""
