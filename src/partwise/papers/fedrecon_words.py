@@ -148,7 +148,7 @@ def figure5(
     """Training loss by round and vocabulary, mean over seeds and ten rounds."""
     desk = Desk(data, out, seeds, quick, progress)
     figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-    axes, rows = figure.subplots(), []
+    axes, rows, shown = figure.subplots(), [], []
     for vocabulary in desk.vocabularies:
         done = desk.learn(RECON, vocabulary)
         width = min(10, len(done.losses[0]))
@@ -157,7 +157,9 @@ def figure5(
         draw_band(axes, numbers, smooth, label=f"{vocabulary:,} words ({done.coverage:.0%} of all)")
         curve = {"x": numbers.tolist(), "y": smooth.mean(axis=0).tolist()}
         rows.append(_line(f"{vocabulary:,} words", "training loss", smooth[:, -1]) | curve)
+        shown.append(smooth[:, smooth.shape[1] // 20 :].ravel())  # the first steps of Yogi may leap
     axes.set(xlabel="round", ylabel="loss of a word")
+    axes.set_ylim(0.98 * np.concatenate(shown).min(), 1.02 * np.concatenate(shown).max())
     axes.legend(frameon=False, fontsize=8)
     save_picture(out / "fedrecon-figure5.png", figure, quick)
     return {"rows": rows}
