@@ -166,9 +166,10 @@ def test_femnist_is_recognised(femnist, tmp_path, trainings):
     """Where the data is FEMNIST, there are 62 classes, and training is longer."""
     told = check("select-table3", femnist, tmp_path, trainings, ["m = 100", "m = 200"])
     assert (told["task"], told["clients"]) == ("femnist", {"train": 32, "validation": 4, "test": 4})
-    setup = select.Setup(select._handwriting(select.CNN, str(femnist)), str(femnist), tmp_path, False, silent)
-    assert setup.task.options == {"num_classes": 62, "network": "cnn"}
-    assert setup.config.rounds > select.CNN.changes["rounds"]
+    for given, network, rounds in ((select.CNN, "cnn", 600), (select.TWO_LAYERS, "2nn", 300)):
+        setup = select.Setup(select._handwriting(given, str(femnist)), str(femnist), tmp_path, False, silent)
+        assert setup.task.options == {"num_classes": 62, "network": network}
+        assert setup.config.rounds == rounds
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from partwise import train
 from partwise.algorithms.registry import settings_for
 from partwise.tasks import PAPER, load_task
 from partwise.tasks.language import accuracy, cross_entropy
+from partwise.tasks.next_word_lstm import for_long_clients
 from partwise.types import UserError
 
 TARGETS = jnp.array([[0, 3, -1, -1], [4, -1, 2, 2], [-1, -1, -1, -1]])
@@ -95,9 +99,35 @@ def test_blogs_are_known_by_what_a_path_holds(blogs, form):
     for algorithm in ("fed_recon", "fed_yogi"):
         for each in (task, paper):  # rates that do not diverge on long clients
             rates = settings_for(each.defaults, algorithm)
-            assert (rates["server.rate"], rates["update.rate"]) == (0.01, 0.3)
+            assert (rates["server.rate"], rates["update.rate"]) == (0.03, 0.3)
     other = load_task("next-word", str(blogs / form), num_words=30, width=4, heads=1, units=4)
     assert other.train.num_clients == 16
+
+
+@pytest.mark.parametrize("name", ["next-word", "next-word-lstm"])
+def test_comments_are_refused_for_data_without_any_if_they_are_given(blogs, tmp_path, name):
+    """Whatever the value; not by default, and not for Stack Exchange."""
+    small: Any = {"data__num_words": 30, "data__units": 4, "rounds": 1, "cohort__size": 2}
+    small |= {"data__width": 4, "data__heads": 1} if name == "next-word" else {"data__embedding": 4}
+    small |= {"simulation__lanes": 1, "update__max_steps": 1}
+    for form, value in (("table", False), ("corpus", True)):
+        told = f"data.comments = {value} would have no effect: only dumps of Stack Exchange have comments"
+        with pytest.raises(UserError, match=told):
+            train(name, data=str(blogs / form), data__comments=value, **small)
+    assert train(name, data=str(blogs / "table"), **small).summary["rounds"] == 1
+    posts = [
+        f'<row Id="{k}" PostTypeId="1" CreationDate="2016-01-0{1 + k % 9}" OwnerUserId="{k % 12}" Body="a b c" />'
+        for k in range(60)
+    ]
+    (tmp_path / "Posts.xml").write_text(f"<posts>{''.join(posts)}</posts>")
+    assert train(name, data=str(tmp_path), data__comments=False, **small).summary["rounds"] == 1
+
+
+@pytest.mark.parametrize(("cohort", "rate"), [(99, 0.03), (100, 0.1)])
+def test_the_server_takes_larger_steps_with_many_long_clients(blogs, cohort, rate):
+    task = load_task("next-word-lstm", str(blogs / "table"), num_words=30, embedding=4, units=4)
+    many = for_long_clients(task._replace(defaults={**task.defaults, "cohort.size": cohort}))
+    assert many.defaults["server.rate"] == rate
 
 
 def test_clients_of_few_sentences_may_be_left_out(blogs):

@@ -1,9 +1,9 @@
 """Trains and evaluates what Tables 2 and 4 and the language figures of Federated Reconstruction compare.
 
-Rates of training are searched for every way of training in the tables, at the smallest vocabulary; with one bucket at
-every vocabulary. Rates of tuning before evaluation are searched for every row. Both use the validation clients. On a GPU the model is the paper's;
-on a CPU it is one that trains in minutes. Finished parts are kept under `out`: rates that were tried, texts as
-numbers, trainings at their last look, evaluated seeds.
+Rates of training are searched for every way of training in the tables, at the smallest vocabulary, and with one
+bucket at every vocabulary. Rates of tuning before evaluation are searched for every row. Both use the validation
+clients. On a GPU the model is the paper's; on a CPU it is one that trains in minutes. Finished parts are kept under
+`out`: rates that were tried, texts as numbers, trainings at their last look, evaluated seeds.
 """
 
 from __future__ import annotations

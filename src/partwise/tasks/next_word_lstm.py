@@ -76,8 +76,9 @@ DEFAULTS = {  # the paper's, except the rates, which were searched on Stack Exch
     "fed_yogi": {**ON_SERVER, "server.rate": 0.03, "update.rate": 0.3},
 }
 # With hundreds of sentences, clients take many steps, and the rates above diverge. These were found on blogs.
-LONG = {"server.rate": 0.01, "update.rate": 0.3, "reconstruct.rate": 0.3}
-LONG |= {"fed_yogi": {**ON_SERVER, "server.rate": 0.01, "update.rate": 0.3}}
+LONG = {"update.rate": 0.3, "reconstruct.rate": 0.3}
+LONG |= {"fed_yogi": {**ON_SERVER, "server.rate": 0.03, "update.rate": 0.3}}
+MANY = 100  # clients in a round, from which on the server takes larger steps
 LONG_SENTENCES = {"max_sentences": 300}  # on an accelerator
 SHORT = {"rounds": 200, "cohort.size": 20}  # for generated sentences
 WIDE = {"num_words": 10_000, "embedding": 96, "units": 670, "max_sentences": 1000}  # the paper's
@@ -295,9 +296,9 @@ def load(
     model |= {"words": words, "layout": layout, "precision": precision}
     model |= {} if initial == "random" else {"initial": initial}
     task = next_word_lstm_task(*stores, num_buckets=num_buckets, **model)
-    task = for_long_clients(task) if long else task
     given = task.defaults if on_accelerator() else fitted({**task.defaults, **FEWER}, task.train)
-    return task._replace(defaults=given, loaded=sizes, notes=notes)
+    task = task._replace(defaults=given, loaded=sizes, notes=notes)
+    return for_long_clients(task) if long else task
 
 
 def load_generated(
@@ -358,8 +359,10 @@ def next_word_lstm_task(
 
 def for_long_clients(task: Task) -> Task:
     """The task with rates for clients of hundreds of sentences."""
-    presets = {name: {**each, **LONG} for name, each in task.presets.items()}
-    return task._replace(defaults={**task.defaults, **LONG}, presets=presets)
+    rate = lambda given: 0.1 if given["cohort.size"] >= MANY else 0.03
+    suited = lambda given: {**given, **LONG, "server.rate": rate(given)}
+    presets = {name: suited(each) for name, each in task.presets.items()}
+    return task._replace(defaults=suited(task.defaults), presets=presets)
 
 
 def _in_columns(store: ClientStore, layout: Layouts) -> ClientStore:
