@@ -18,7 +18,7 @@ from partwise.data.holdout import by_client
 from partwise.data.store import ClientStore, group_rows
 from partwise.types import UserError
 
-ROWS_AT_ONCE = 4096
+ROWS_AT_ONCE = 200  # with 4,096, Python's collector runs again and again for them: 1.6 times the time
 POSITIVE, NEGATIVE = "positive", "negative"  # the tags of texts with a sentiment
 
 

@@ -77,8 +77,7 @@ def sentence_vocabulary(texts: Iterable[Text], num_words: int = 10_000) -> Vocab
     _check_sizes(num_words=num_words)
     counts: Counter[str] = Counter()
     for text in texts:
-        for sentence in text.sentences:
-            counts.update(sentence.split())
+        counts.update(" ".join(text.sentences).split())
     return vocabulary(counts, num_words)
 
 
@@ -170,10 +169,10 @@ def _examples(
                 counts["empty_sentences"] += 1
                 continue
             counts["sentences_cut"] += len(words) > length
-            row = encode(words, known, ids, length)
-            counts["words"] += min(len(words), length)
-            counts["unknown"] += sum(ids.first_bucket <= token < ids.bos for token in row)
-            yield Example(text.client, text.time, {"tokens": row})
+            words = words[:length]
+            counts["words"] += len(words)
+            counts["unknown"] += len(words) - sum(map(known.ids.__contains__, words))
+            yield Example(text.client, text.time, {"tokens": encode(words, known, ids, length)})
 
 
 def _check_sizes(**sizes: int) -> None:
