@@ -122,6 +122,16 @@ def test_text_that_is_not_utf8_is_named(tmp_path, out, content, message, packed)
         read_table(file, "user", columns=["item", "rating"], ids=("item",), out=out)
 
 
+def test_a_header_that_is_not_utf8_is_named(tmp_path, out):
+    """Unless nothing is read of that column."""
+    (tmp_path / "r.csv").write_bytes(b"user,rating,caf\xe9\n1,3,2\n")
+    assert read_table(tmp_path / "r.csv", "user", columns=["rating"]).num_clients == 1
+    with pytest.raises(
+        UserError, match=r"r.csv, line 1: 'caf\\xe9'; expected text in UTF-8. Save the file as"
+    ):
+        read_table(tmp_path / "r.csv", "user", out=out)
+
+
 def test_arrow_text_that_is_not_utf8_is_named(tmp_path, out):
     offsets = pa.py_buffer(np.array([0, 3, 7], np.int32))
     item = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"teacaf\xe9"))  # Arrow does not look

@@ -81,6 +81,17 @@ def test_long_tails(data, blogs, tmp_path, name, spaces):
     assert matplotlib.image.imread(tmp_path / "fedsubavg-tails.png").ndim == 3
 
 
+def test_rows_of_another_file_of_sequences_have_its_name(data, blogs, tmp_path):
+    shutil.copy(f"{data}/Yelp.txt", tmp_path / "Toys.txt")
+    cases = {place: long_tails.case_of(str(place)) for place in (data, tmp_path / "Toys.txt", blogs)}
+    assert [case.name for case in cases.values()] == ["Yelp", "Toys", "blogs"]
+    case = cases[tmp_path / "Toys.txt"]
+    comparison = Comparison(case, str(tmp_path / "Toys.txt"), tmp_path, True, silent)
+    rows = long_tails.heat_rows(case.name, comparison.task)
+    assert [row["row"] for row in rows] == ["Toys, keys of item", "Toys, keys of user"]
+    assert comparison.task.train.info["source"] == "sequences Toys"
+
+
 @pytest.mark.parametrize("case", CASES[1:], ids=lambda case: case.task)
 def test_the_other_tasks_run_too(case, data, tmp_path):
     curves = Comparison(case, data, tmp_path, True, silent).train("fed_sub_avg", range(1))

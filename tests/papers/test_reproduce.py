@@ -13,7 +13,7 @@ from partwise.papers import study
 from partwise.papers.fedrecon import MovieLensRuns
 from partwise.runs.picture import QUICK
 from partwise.runs.train import Status
-from partwise.types import UserError
+from partwise.types import DivergedError, UserError
 
 ROW = {"row": "a", "metric": "rmse", "paper": 1.0, "ours": 1.1, "spread": 0.0, "seeds": 1}
 
@@ -45,6 +45,26 @@ def test_a_full_result_is_not_overwritten_silently(tmp_path):
         papers.reproduce("table", out="here", quick=True)
     assert json.loads((tmp_path / "here" / "table.json").read_text())["quick"] is False
     assert "was replaced" in shown(papers.reproduce("table", out="here"))
+
+
+@pytest.mark.parametrize(
+    ("message", "other"),
+    [
+        ("use a smaller --cohort, or let clients wait", True),
+        ("no writer has 50 images; lower min_images", True),
+        ("set data.min_texts to at most 3.", True),
+        ("r.csv, line 3: 'x'; expected a number", False),
+        ("choose another folder with --out, or --data", False),
+    ],
+)
+def test_an_error_that_advises_settings_says_what_reproduce_takes(monkeypatch, message, other):
+    def fails(*given):
+        raise DivergedError(message)
+
+    monkeypatch.setitem(papers.REPRODUCTIONS, "fails", papers.Reproduction("fails", fails))
+    with pytest.raises(DivergedError) as caught:
+        papers.reproduce("fails")
+    assert str(caught.value) == (f"{message.removesuffix('.')}. {papers.OWN}" if other else message)
 
 
 def test_parts_of_others_stay(tmp_path, monkeypatch):

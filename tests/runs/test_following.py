@@ -4,11 +4,13 @@ import json
 import math
 import shutil
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import partwise as pw
 from partwise.checkpoint import load_arrays, read_header, save_json
+from partwise.model.spec import Metric
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
 from partwise.runs.stopping import Best, WatchedMetric, no_better
@@ -117,6 +119,21 @@ def test_a_better_model_after_the_last_checkpoint_does_not_replace_what_it_may_f
     assert number <= 5
     assert (ended.summary["best_model"]["round"], ended.summary["best_model"]["value"]) == (number, value)
     assert read_header(tmp_path / "run" / "best.safetensors")["round"] == number
+
+
+def test_a_metric_that_never_has_a_value_keeps_no_model_and_says_so(settings, tmp_path):
+    task = pw.load_task("planted", num_clients=60)
+    model = task.personal.model
+    odd = Metric(lambda predictions, batch: jnp.full(batch["rating"].shape, jnp.nan))
+    setting = task.personal._replace(model=model._replace(metrics={**model.metrics, "odd": odd}))
+    changes = {key: value for key, value in settings.items() if not key.startswith(("data.", "stop."))}
+    changes |= {"rounds": 4, "keep.best": "odd", "simulation.evaluate_every": 2}
+    told = (
+        r"keep.best = odd kept no model: odd of the validation clients was no finite number in 2 evaluations"
+    )
+    with pytest.warns(RunWarning, match=told):
+        run = train(task._replace(personal=setting), out=tmp_path / "run", changes=changes)
+    assert run.summary["best_model"] is None
 
 
 def test_resumed_with_more_patience_it_goes_on(stopped, tmp_path):

@@ -109,6 +109,11 @@ def test_groups_come_from_a_table(run, table, tmp_path):
     file.write_text("id,parity\n1,odd\n1,even\n")
     with pytest.raises(UserError, match="names 1 client twice"):
         parse_groups(f"{file}:id,parity")
+    file.write_bytes(b"id,parity\n1,odd\n2,\xe9ven\n")
+    with pytest.raises(
+        UserError, match=r"users.csv, line 3, column 'parity': .*expected text in UTF-8. Save"
+    ):
+        parse_groups(f"{file}:id,parity")
     with pytest.raises(UserError, match="the groups name none of the 6 clients"):
         run.clients("test", {"nobody": "a"})
 

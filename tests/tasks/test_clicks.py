@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from partwise.algorithms.registry import prepare, settings_for
 from partwise.config.settings import Config
 from partwise.tasks.clicks import ATTENTION, attend, deep_interest_network
 from partwise.testing import check_algorithm, check_task
+from partwise.types import UserError
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +116,38 @@ def test_a_file_of_sequences(tmp_path):
     assert task.options == {"num_users": 8, "num_items": 19, "dim": 3}
     for part, count in ((task.train, 6), (task.validation, 2), (task.test, 2)):
         assert part.counts.tolist() == [count] * 8
+
+
+@pytest.fixture
+def sequences(tmp_path):
+    lines = [f"{user} {' '.join(str(1 + (user * k) % 20) for k in range(1, 7))}\n" for user in range(1, 9)]
+    (tmp_path / "Toys.txt").write_text("".join(lines))
+    return str(tmp_path / "Toys.txt")
+
+
+def test_options_of_other_data_are_refused_if_they_are_given(file, sequences):
+    few: Any = {"rounds": 1, "cohort__size": 2, "data__dim": 2, "simulation__lanes": 1}
+    for data, given, reason in (
+        (sequences, {"data__file": "Toys", "data__min_ratings": 40}, "raw ratings, and these are sequences"),
+        (sequences, {"data__file": "Toys", "data__split_time": 7}, "raw ratings, and these are sequences"),
+        (file, {"data__min_ratings": 5}, "raw ratings, and these are examples"),
+        (file, {"data__max_judged": 5}, r"sequences .data.file."),
+        (file, {"data__seed": 0}, r"sequences .data.file."),
+    ):
+        key, value = list(given.items())[-1]
+        told = rf"{key.replace('__', '.')} = {value} would have no effect: it is read for {reason}"
+        with pytest.raises(UserError, match=told):
+            train("clicks", data=data, **few, **given)
+    run = train("clicks", data=sequences, data__file="Toys", data__max_judged=4, data__seed=1, **few)
+    assert run.summary["rounds"] == 1
+
+
+def test_a_file_of_sequences_has_its_own_name(sequences):
+    assert load_task("clicks", sequences, file="Toys", dim=2).train.info["source"] == "sequences Toys"
+    with pytest.raises(
+        UserError, match=r"data.file = Yelp would have no effect: .*Give --set data.file=Toys"
+    ):
+        load_task("clicks", sequences, file="Yelp", dim=2)
 
 
 @pytest.mark.skipif(not os.environ.get("PARTWISE_DATA"), reason="PARTWISE_DATA is not set")

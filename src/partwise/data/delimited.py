@@ -10,7 +10,7 @@ import gzip
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
@@ -22,6 +22,7 @@ from partwise.types import UserError
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 BLOCK_BYTES = 1 << 23
 UTF8 = "utf-8"
+AS_UTF8 = "Save the file as UTF-8"
 
 
 class Dialect(NamedTuple):
@@ -101,9 +102,33 @@ def _stream(
 
 def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]) -> UserError | None:
     """Read line by line to find the first bad cell. Returns the error that names it, or None."""
+
+    def check(where: str, name: str, cell: str) -> UserError | None:
+        if name in ids and not _is_text(cell):
+            other = "encoding='latin-1', and of the task 'ratings' --set data.encoding=latin-1"
+            return _not_text(where, cell, f"{AS_UTF8}, or say what it is in: {other}")
+        good = cell if name in ids else _is_number(cell)
+        return None if good else _bad_cell(where, name, cell, name in ids)
+
+    return _find(file, dialect, names, check)
+
+
+def find_not_text(file: Path, dialect: Dialect, names: Sequence[str]) -> UserError | None:
+    """The same for readers that take any text, in UTF-8 alone."""
+    check = lambda where, name, cell: None if _is_text(cell) else _not_text(where, cell, AS_UTF8)
+    return _find(file, dialect, names, check)
+
+
+def _find(
+    file: Path, dialect: Dialect, names: Sequence[str], check: Callable[[str, str, str], UserError | None]
+) -> UserError | None:
+    """What `check` says of the first bad cell, or of a line with more or fewer cells than the header."""
     with contextlib.suppress(*read_errors()), _open_text(file, dialect, "surrogateescape") as text:
         reader = csv.reader(text, delimiter=dialect.delimiter)
         header = next(reader, [])  # none in a file that was emptied since
+        odd = next((name for name in header if not _is_text(name)), None)
+        if odd is not None and not set(names) <= set(header):
+            return _not_text(f"{file}, line 1", odd, AS_UTF8)
         for cells in filter(None, reader):
             where = f"{file}, line {reader.line_num}"
             if len(cells) != len(header):
@@ -112,21 +137,21 @@ def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Seque
                     f"remove the line (a field with {dialect.delimiter!r} in it is written in double quotes)"
                 )
             for name in names:
-                cell = cells[header.index(name)]
-                if not (cell and _is_text(cell) if name in ids else _is_number(cell)):
-                    return _bad_cell(f"{where}, column '{name}'", name, cell, name in ids)
+                error = check(f"{where}, column '{name}'", name, cells[header.index(name)])
+                if error:
+                    return error
     return None
 
 
 def _bad_cell(where: str, name: str, cell: str, is_id: bool) -> UserError:
     remedy = f"in Python, ids=('{name}',) reads the column as ids, and columns= leaves it out"
     expected = "an id" if is_id else "a finite number"
-    if is_id and cell:
-        expected = "text in UTF-8"
-        remedy = (
-            "or say what it is in: encoding='latin-1', and of the task 'ratings' --set data.encoding=latin-1"
-        )
     return UserError(f"{where}: {cell[:300]!r}; expected {expected}. Mend or remove the line ({remedy})")
+
+
+def _not_text(where: str, cell: str, remedy: str) -> UserError:
+    data = cell.encode("utf-8", "surrogateescape")
+    return UserError(f"{where}: {str(data[:300])[1:]}; expected text in UTF-8. {remedy}")
 
 
 def _is_text(cell: str) -> bool:

@@ -12,15 +12,17 @@ import numpy as np
 from partwise.data.arrow import holds_lists
 from partwise.data.checks import Column, check_known, clean_columns
 from partwise.data.delimited import (
+    AS_UTF8,
     DELIMITERS,
     UTF8,
     Dialect,
     dialect_of,
     find_bad_cell,
+    find_not_text,
     read_header,
     stream_delimited,
 )
-from partwise.data.late_arrow import ipc, pa, parquet
+from partwise.data.late_arrow import ipc, kinds, pa, parquet
 from partwise.data.object_store import Place, is_address, shown_place
 from partwise.data.reading import existing, naming, reading, regular
 from partwise.data.remote_tables import check_room, open_table, remote_tables
@@ -109,10 +111,23 @@ def stream_columns(
     dialect = _dialect(files[0], None, UTF8)
     _check_header(names, _names(files[0], dialect), dialect)
     for file in files:
-        with reading(file, f"is it a whole {_kind(file)} file?"):
-            for batch in _reader(file, dialect)(names, texts):
-                batch.validate(full=True)
-                yield batch
+        try:
+            with reading(file, f"is it a whole {_kind(file)} file?"):
+                for batch in _reader(file, dialect)(names, texts):
+                    batch.validate(full=True)
+                    _check_text(batch, dialect)
+                    yield batch
+        except UserError as error:
+            if dialect is None or isinstance(file, Place):
+                raise
+            raise find_not_text(file, dialect, names) or error from error.__cause__
+
+
+def _check_text(batch: pa.RecordBatch, dialect: Dialect | None) -> None:
+    """Raise `UserError` if a text file has a column of bytes: Arrow reads text so that is not UTF-8."""
+    for field in batch.schema if dialect else ():
+        if kinds.is_binary(field.type):
+            raise UserError(f"column '{field.name}' is not UTF-8. {AS_UTF8}")
 
 
 def is_delimited(path: str | File) -> bool:

@@ -1,7 +1,7 @@
 """Federated Submodel Averaging on data that its paper does not have: how heat is spread, and rounds to a target.
 
 * Sequences: Yelp, with the deep interest network as on Amazon electronics. There are 30,431 clients of few examples
-  each. An item is held by some dozen of them, and a user's vector by one.
+  each. An item is held by some dozen of them, and a user's vector by one. Another file of the format may be given.
 * Blogs, or another table of sentences: the next word, with the transformer of Federated Select on words as keys. A
   word's row and column are held by those who use the word.
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from partwise.data.heat import summarize
+from partwise.data.loaders import sequences
 from partwise.papers.fedsubavg import ALGORITHMS, Comparison, Line, PaperTask, compare, draw
 from partwise.runs.train import OnStatus
 from partwise.selection.key_heat import count_heats
@@ -59,8 +60,11 @@ def long_tails(
 
 
 def case_of(data: str | None) -> PaperTask:
-    """Blogs if the data is sentences of many people, otherwise Yelp."""
-    return BLOGS if has_long_clients(data) else YELP
+    """Blogs if the data is sentences of many people, otherwise Yelp, or the file of sequences that was given."""
+    if has_long_clients(data):
+        return BLOGS
+    name = sequences.own_name(data) or YELP.name
+    return YELP._replace(name=name, options={**YELP.options, "file": name})
 
 
 def heat_rows(name: str, task: Task) -> list[dict[str, Any]]:

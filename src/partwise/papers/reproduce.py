@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,15 @@ from partwise.simulation.mesh import use_all_cores
 from partwise.types import UserError, unknown
 
 QUICK_SEEDS = 2
+# Advice in an error of what is trained or read: another option of the command line, or a setting.
+ADVICE = re.compile(
+    r"--(?!data\b|out\b|seeds\b|quick\b)[a-z]+|\b(min|max|num)_[a-z]+"
+    r"|\b(data|cohort|update|server|select|reconstruct|evaluation|simulation)\.[a-z_]+"
+)
+OWN = (
+    "`partwise reproduce` sets all this itself, and takes only --data, --out, --seeds and --quick: give it more "
+    "data, or other data"
+)
 
 
 class Reproduction(NamedTuple):
@@ -159,7 +169,7 @@ def _reproduce(
             f"with --out (out=...)"
         )
     use_all_cores()
-    with nullcontext() if REPRODUCTIONS[name].shares else own_parts(folder, name):
+    with _own_options(), nullcontext() if REPRODUCTIONS[name].shares else own_parts(folder, name):
         remove_temporary_files(parts_in(folder))
         result = REPRODUCTIONS[name].function(data, folder, seeds, quick, progress)
         result = {
@@ -172,6 +182,17 @@ def _reproduce(
         }
         write_file(file, to_json(result))
     return result
+
+
+@contextmanager
+def _own_options() -> Iterator[None]:
+    """Say what a reproduction takes, in an error that advises what it does not take."""
+    try:
+        yield
+    except UserError as error:
+        if not ADVICE.search(str(error)):
+            raise
+        raise type(error)(f"{str(error).removesuffix('.')}. {OWN}") from error
 
 
 def _full_result(file: Path) -> bool:

@@ -21,7 +21,7 @@ from partwise.runs.folder import BEST, Folder
 from partwise.runs.stopping import Best, WatchedMetric, watch
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks import Task
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
 
 class BestModel:
@@ -81,6 +81,16 @@ class BestModel:
         self._folder.save_model(arrays, self._header(), BEST)
         self._remove_old(self._folder)
         return arrays, self._header()
+
+    def tell_nothing(self) -> str:
+        """The message for a run that kept no model."""
+        name, looks = self.best.metric.name, self.best.since
+        if not looks:
+            return f"keep.best = {name} kept no model: the validation clients were never evaluated. Run more rounds"
+        return (
+            f"keep.best = {name} kept no model: {name} of the validation clients was no finite number in "
+            f"{counted(looks, 'evaluation')}. Name another metric, or lower the rates if the loss is none either"
+        )
 
 
 def best_model(config: Config, task: Task, model: Model, folder: Folder | None) -> BestModel | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from partwise.checkpoint import write_atomically
 from partwise.config.settings import Config
+from partwise.data.delimited import UTF8, dialect_of, find_not_text
 from partwise.metrics import PERCENTILES, Sums, each_client
 from partwise.model.spec import Metric, Model
 from partwise.simulation.evaluator import Evaluator
@@ -91,7 +92,8 @@ def read_groups(path: str | Path, client: str, column: str) -> dict[str, str]:
     except OSError as error:
         raise UserError(f"could not read '{path}': {error.strerror or error}") from None
     except ValueError as error:
-        raise UserError(f"'{path}' is not a CSV file with a header: {error}") from None
+        odd = find_not_text(Path(path), dialect_of(".csv", None, UTF8), (client, column))
+        raise odd or UserError(f"'{path}' is not a CSV file with a header: {error}") from None
     for name in (client, column):
         if name not in table.column_names:
             raise unknown(f"column of '{path}'", name, table.column_names)

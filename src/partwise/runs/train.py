@@ -227,6 +227,8 @@ def train_steps(
     past = past_its_best(recorder.tally)
     if past and not (config.stop.metric or config.keep.best):
         warnings.warn(past, RunWarning, stacklevel=4)
+    if keeper and not best:
+        warnings.warn(keeper.tell_nothing(), RunWarning, stacklevel=4)
     if not test["clients"]:
         warnings.warn(nobody_judged("test"), RunWarning, stacklevel=4)
     if summary["not_finite"]:

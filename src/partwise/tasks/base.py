@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import jax
@@ -19,6 +20,7 @@ SEEDS = Limits(0, 2**32 - 1)
 COUNTS = Limits(1, 10**8)  # of clients, items, words; memory is checked elsewhere
 SIZES = Limits(1, 65_536)  # of vectors and layers
 SHOWN = 8  # parameters in a task's repr
+UNREAD = "unread"  # in the info of a store: {option of [data] that this data does not read: why}
 PAPER = "paper"  # the preset with a paper's own settings
 
 # What all tasks of Federated Select have in common (section 5.1): one epoch on 50 clients with equal weights.
@@ -152,6 +154,13 @@ def refuse_data(task: str, data: str | None) -> None:
     if data is not None:
         told = f"the task '{task}' generates its data and reads none, but was given '{data}'"
         raise UserError(f"{told}: leave out --data (in Python, data=...)")
+
+
+def noting_unread(store: ClientStore, options: Iterable[str], why: str) -> ClientStore:
+    """The store of training clients, with a note of options of [data] that are not read for such data. A run for
+    which a user gave one of them is refused (see algorithms.effects)."""
+    noted = {**store.info.get(UNREAD, {}), **dict.fromkeys(options, why)}
+    return dataclasses.replace(store, info={**store.info, UNREAD: noted})
 
 
 def on_accelerator() -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from partwise.data import holdout
-from partwise.data.loaders import amazon_clicks, sequence_clicks
+from partwise.data.loaders import amazon_clicks, sequence_clicks, sequences
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Batch, Metric, Model, auc, lookup
@@ -32,6 +32,7 @@ from partwise.tasks.base import (
     Setting,
     Task,
     fitted,
+    noting_unread,
 )
 from partwise.types import Limits, UserError
 
@@ -40,6 +41,8 @@ HIDDEN = (80, 40)
 SCALE = 0.05  # the scale of the initial vectors
 DEFAULTS = {**SUBMODEL_DEFAULTS, "cohort.size": 100}
 PRESETS = {PAPER: DEFAULTS}
+OF_RATINGS = ("min_ratings", "split_time")  # options that raw ratings alone read
+OF_SEQUENCES = ("max_judged", "seed")
 EXAMPLE = {"num_users": 2, "num_items": 2, "dim": 1}
 
 
@@ -133,10 +136,12 @@ def load(
     For a `file` of sequences, the last item of each user is for the test, the one before it for validation, each
     with its negative."""
     if file is not None:
+        _check_name(data, file)
         store = sequence_clicks.load(data, file, length, seed)
         train, *held_out = sequence_clicks.hold_out_last(store)
         drawn = np.sort(np.random.default_rng(seed).permutation(store.num_clients)[:max_judged])
         validation, test = (part.take(drawn) for part in held_out)
+        train = noting_unread(train, OF_RATINGS, "it is read for raw ratings, and these are sequences")
         return clicks_task(train, validation, test, dim=dim)
     store = amazon_clicks.load(data, length, min_ratings)
     if "time" in store.columns:
@@ -144,7 +149,19 @@ def load(
         validation, test = holdout.by_order(later, (0.5, 0.5), by=None)
     else:
         train, validation, test = holdout.by_order(store, by=None)
+        train = noting_unread(train, OF_RATINGS, "it is read for raw ratings, and these are examples")
+    train = noting_unread(train, OF_SEQUENCES, "it is read for sequences (data.file)")
     return clicks_task(train, validation, test, dim=dim)
+
+
+def _check_name(data: str | None, file: str) -> None:
+    """Raise `UserError` if the data is one file of sequences, and `file` names another."""
+    name = sequences.own_name(data)
+    if name not in (None, file):
+        raise UserError(
+            f"data.file = {file} would have no effect: it picks one of the files of a folder or zip, and {data} is "
+            f"one file. Give --set data.file={name} with it (in Python, file={name!r}), or the folder"
+        )
 
 
 def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, dim: int = 18) -> Task:

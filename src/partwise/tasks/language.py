@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +15,9 @@ from partwise.data.store import ClientStore
 from partwise.data.text.corpus import Corpus
 from partwise.data.text.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.model.spec import Batch, Metric
+from partwise.tasks.base import noting_unread
+
+NO_COMMENTS = "only dumps of Stack Exchange have comments"
 
 
 def load_sentences(
@@ -33,18 +37,28 @@ def load_sentences(
             words = sentence_vocabulary(corpora[0], num_words)
             stores = [sentence_store(corpus, words, **shape) for corpus in corpora]
         train, unseen = (store.filter(min_sentences) for store in stores)
+        train = noting_unread(train, ("comments",), NO_COMMENTS)
         return (train, *holdout.by_client(unseen, (0.5, 0.5), seed=seed))
     corpus = find_corpus(data, comments).hold()
-    return split_sentence_stores(corpus, num_words, seed=seed, min_sentences=min_sentences, **shape)
+    train, *others = split_sentence_stores(corpus, num_words, seed=seed, min_sentences=min_sentences, **shape)
+    train = noting_unread(train, ("comments",), NO_COMMENTS) if _corpus_in(data) else train
+    return (train, *others)
 
 
 def find_corpus(data: str | None, comments: bool = True) -> Corpus:
     """The texts that are there: Shakespeare, blogs, a table of sentences, otherwise Stack Exchange dumps."""
-    for loader in (shakespeare, blogs, sentence_table):
-        if source := loader.locate(data):
-            return loader.load(source)
+    if found := _corpus_in(data):
+        loader, source = found
+        return loader.load(source)
     sentence_table.refuse_others(data)
     return stackexchange.load(data, comments=comments)
+
+
+def _corpus_in(data: str | None) -> tuple[Any, Path] | None:
+    """The loader of what `data` holds, and its file or folder; None if it is neither Shakespeare nor blogs nor a
+    table of sentences."""
+    each = ((loader, loader.locate(data)) for loader in (shakespeare, blogs, sentence_table))
+    return next(((loader, source) for loader, source in each if source), None)
 
 
 def has_long_clients(data: str | None) -> bool:

@@ -150,6 +150,15 @@ def test_bad_lines_of_ratings_are_named(tmp_path, rows, message):
         amazon_clicks.load(path)
 
 
+def test_ratings_that_are_not_utf8_name_the_line(tmp_path):
+    path = tmp_path / "ratings.csv"
+    path.write_bytes(b"ann,pen,5,1\nzo\xeb,pen,5,1\n")
+    with pytest.raises(
+        UserError, match=r"ratings.csv, line 2: 'zoë,pen,5,1'; expected text in UTF-8: save the"
+    ):
+        amazon_clicks.load(path)
+
+
 def test_bad_places_are_named(tmp_path, monkeypatch):
     monkeypatch.delenv("PARTWISE_DATA", raising=False)
     with pytest.raises(UserError, match=r"give amazon_train.tsv, .*or set PARTWISE_DATA"):

@@ -13,9 +13,9 @@ import pytest
 
 from partwise.data import open_store
 from partwise.data.loaders import blogs, sentence_table
-from partwise.data.text.corpus import Text
+from partwise.data.text.corpus import Corpus, Text
 from partwise.data.text.numbered import number_sentences, with_vocabulary
-from partwise.data.text.sentences import split_sentence_stores
+from partwise.data.text.sentences import sentence_store, sentence_vocabulary, split_sentence_stores
 from partwise.tasks.language import find_corpus
 from partwise.types import UserError
 
@@ -39,8 +39,8 @@ BLOG = """<Blog>
 <post>...</post>
 </Blog>"""
 EXPECTED = [
-    Text("101", -1, "post", "", ("nobody knows when this was .",), ()),
-    Text("101", -1, "post", "", ("an older sentence here .", "and this one too ."), ()),
+    Text("101", blogs.UNDATED, "post", "", ("nobody knows when this was .",), ()),
+    Text("101", blogs.UNDATED, "post", "", ("an older sentence here .", "and this one too ."), ()),
     Text(
         "101",
         DAY,
@@ -90,6 +90,21 @@ def test_posts_in_order_of_time_from_folder_and_zip(folder, packed):
         assert texts[3] == Text("202", 12_543 * DAY, "post", "", ("it's café time .",), ())
         assert {name: corpus.counts[name] for name in COUNTS} == COUNTS
         assert corpus.counts["clients"] == 2
+
+
+def test_dates_before_1970_are_dates(tmp_path):
+    """Posts without a date are before them, and the store has them in this order."""
+    dates = ("02,January,1970", "31,December,1969", "never", "01,May,1066", "30,December,1969")
+    posts = [f"<date>{date}</date><post>Sentence number {k} here</post>" for k, date in enumerate(dates)]
+    (tmp_path / FIRST).write_text(f"<Blog>{''.join(posts)}</Blog>")
+    corpus = blogs.load(tmp_path)
+    texts = list(corpus)
+    assert [text.sentences[0].split()[2] for text in texts] == ["2", "3", "4", "1", "0"]
+    assert [text.time // DAY for text in texts[2:]] == [-2, -1, 1]
+    assert corpus.counts["posts_without_date"] == 1
+    words = sentence_vocabulary(texts)
+    store = sentence_store(Corpus.of(texts[::-1]), words)
+    assert [words.words[k - 1] for k in store.columns["tokens"][:, 3]] == ["2", "3", "4", "1", "0"]
 
 
 def test_only_a_path_of_its_own_is_taken(folder, packed, tmp_path):
@@ -197,6 +212,38 @@ def test_bad_cells_name_file_and_row(tmp_path, changed, message):
     columns = {"user": pa.array([1, 2]), "text": pa.array(["a b c", "d e f"]), "rank": pa.array([1, 2])}
     file = write(pa.table(columns | changed), tmp_path / "t.parquet")
     with pytest.raises(UserError, match=message):
+        list(sentence_table.load(file))
+
+
+def test_ranks_of_a_text_file_keep_their_order_or_are_refused(tmp_path):
+    """Beyond 2^63, and beside numbers with a point, Arrow rounds them. A file with types keeps what it has."""
+    largest = 2**63 - 1
+    file = tmp_path / "t.csv"
+    file.write_text(f"user,text,rank\na,second one,{largest}\na,first one,{largest - 1}\n")
+    assert next(iter(sentence_table.load(file))).sentences == ("first one", "second one")
+    for other in (largest + 1, 0.5):
+        file.write_text(f"user,text,rank\na,third one,{other}\na,second one,{largest}\n")
+        row = int(other == 0.5)
+        with pytest.raises(
+            UserError, match=rf"t.csv, row {row}: rank is about 9.22\d+e\+18; .*Give smaller whole"
+        ):
+            list(sentence_table.load(file))
+    ranks = pa.array([2**64 - 1, 2**64 - 2], pa.uint64())
+    table = pa.table({"user": ["a", "a"], "text": ["second one", "first one"], "rank": ranks})
+    file = write(table, tmp_path / "t.parquet")
+    assert next(iter(sentence_table.load(file))).sentences == ("first one", "second one")
+
+
+@pytest.mark.parametrize(
+    ("row", "column"), [(b"b,caf\xe9 time,1", "text"), (b"\xe9,time,1", "user"), (b"b,time,\xe9", "rank")]
+)
+def test_text_files_that_are_not_utf8_name_the_line(tmp_path, row, column):
+    file = tmp_path / "t.csv"
+    file.write_bytes(b"user,text,rank\na,hello there,0\n" + row + b"\n")
+    expected = (
+        rf"t.csv, line 3, column '{column}': '.*\\xe9.*'; expected text in UTF-8. Save the file as UTF-8"
+    )
+    with pytest.raises(UserError, match=expected):
         list(sentence_table.load(file))
 
 

@@ -122,6 +122,8 @@ def _parse(file: File, form: Format) -> pa.Table:
 def _find_bad_line(file: File, form: Format, reason: str) -> UserError:
     """Read line by line to find the first bad line. Returns the error that names it."""
     for number, line in enumerate(file.text.removesuffix(b"\n").split(b"\n"), start=1):
+        if not _is_utf8(line):
+            return file.bad_line(number, "text in UTF-8: save the file so")
         values = line.decode("latin-1").rstrip("\r").split(form.separator)
         try:
             if len(values) != len(form.types):
@@ -132,6 +134,14 @@ def _find_bad_line(file: File, form: Format, reason: str) -> UserError:
             if not (file.header and number == 1):
                 return file.bad_line(number, repr(form.line))
     return UserError(f"{file.where} cannot be read ({reason}): expected lines of {form.line!r}")
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _from_examples(file: File, length: int, info: dict[str, Any]) -> ClientStore:

@@ -30,7 +30,7 @@ from partwise.types import UserError
 
 HOW = "give the folder of its files ID.gender.age.industry.sign.xml, or a zip of them"
 FEWEST, MOST = 3, 60  # words of a sentence
-UNDATED = -1  # milliseconds: before all dates
+UNDATED = -(2**62)  # milliseconds: before all dates, also those before 1970
 DAY = 86_400_000
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 LINK = "urlLink"  # what the corpus has in place of a link
@@ -165,7 +165,7 @@ def _milliseconds(text: str) -> int:
         day = date(int(found[3]), MONTHS.index(month) + 1, int(found[1]))
     except ValueError:
         return UNDATED
-    return max((day - date(1970, 1, 1)).days * DAY, UNDATED)
+    return (day - date(1970, 1, 1)).days * DAY
 
 
 def _new_sentences(text: str, seen: set[str], counts: Counter[str]) -> Iterator[str]:

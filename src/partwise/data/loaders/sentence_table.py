@@ -17,13 +17,14 @@ import numpy as np
 from partwise.data.arrow import arrow_numbers, to_texts
 from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.reading import guarded, is_there
-from partwise.data.table import column_names, is_table, stream_columns
+from partwise.data.table import column_names, is_delimited, is_table, stream_columns
 from partwise.data.text.corpus import Corpus, Text
 from partwise.data.text.words import is_word, tokens
 from partwise.types import UserError
 
 USER, TEXT = "user", "text"
 ORDERS = ("rank", "day")  # the first that is there
+LARGEST = 2**53  # up to here, float64 has every whole number
 FILES = ("blog_sentences.parquet", "sentences.parquet", "sentences.arrow", "sentences.csv")
 HOW = f"give a table with the columns {USER} and {TEXT}, and perhaps {' or '.join(ORDERS)}; or its folder"
 
@@ -83,17 +84,32 @@ def _runs(file: Path, order: str | None) -> Iterator[tuple[str, list[str], np.nd
     for batch in stream_columns(file, wanted, (USER, TEXT)):
         users = _required(USER, to_texts(USER, batch[USER], first_row), file, first_row)
         texts = _required(TEXT, to_texts(TEXT, batch[TEXT], first_row), file, first_row)
-        ranks = arrow_numbers(order, batch[order], first_row) if order else np.zeros(len(users))
-        if np.isnan(ranks).any():
-            raise UserError(
-                f"{file}, row {first_row + int(np.isnan(ranks).argmax())}: {order} is NaN; expected the place of "
-                "the sentence. Mend or remove the row"
-            )
+        ranks = _ranks(order, batch[order], file, first_row) if order else np.zeros(len(users))
         starts = [0, *(k for k in range(1, len(users)) if users[k] != users[k - 1]), len(users)]
         for begin, end in itertools.pairwise(starts):
             if begin < end:
                 yield users[begin], texts[begin:end], ranks[begin:end]
         first_row += len(users)
+
+
+def _ranks(order: str, values: Any, file: Path, first_row: int) -> np.ndarray:
+    """The order of the rows, as numbers that tell all of them apart."""
+    ranks = arrow_numbers(order, values, first_row)
+    if np.isnan(ranks).any():
+        raise UserError(
+            f"{file}, row {first_row + int(np.isnan(ranks).argmax())}: {order} is NaN; expected the place of "
+            "the sentence. Mend or remove the row"
+        )
+    # Arrow reads a column of a text file as float64 if one of its whole numbers is too large for 64 bits.
+    rounded = np.abs(ranks) > LARGEST if is_delimited(file) and ranks.dtype.kind == "f" else np.zeros(1, bool)
+    if rounded.any():
+        row = int(rounded.argmax())
+        raise UserError(
+            f"{file}, row {first_row + row}: {order} is about {ranks[row]:.17g}; in a text file, the order of "
+            f"numbers is kept below 2^63, and below 2^53 if some have a point. Give smaller whole numbers, such as "
+            f"the place of each sentence: 0, 1, 2"
+        )
+    return ranks
 
 
 def _required(name: str, values: list[Any], file: Path, first_row: int) -> list[str]:

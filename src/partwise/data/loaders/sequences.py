@@ -6,6 +6,7 @@ Column: `item` (key). A client is a user; its rows are in the order of the line.
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.loaders.packed import open_packed
 from partwise.data.ragged import offsets
-from partwise.data.reading import reading
+from partwise.data.reading import is_there, reading
 from partwise.data.store import ClientStore
 from partwise.types import UserError
 
@@ -38,6 +39,14 @@ def load(path: str | Path | None, name: str) -> ClientStore:
     choose = lambda names: next((each for each in names if each.split("/")[-1] == file), None)
     with reading(source), open_packed(source, choose, file) as stream:
         return parse(stream.read(), f"{source}", name)
+
+
+def own_name(path: str | Path | None) -> str | None:
+    """The name of the sequences, if `path` is one file. None for a zip or a folder, which may hold several."""
+    source = Path(path).expanduser() if path else None
+    if source is None or not is_there(source) or zipfile.is_zipfile(source):
+        return None
+    return source.name.removesuffix(".gz").removesuffix(".txt")
 
 
 def parse(text: bytes, where: str, name: str) -> ClientStore:
