@@ -24,7 +24,9 @@ from partwise.runs.picture import INK, QUIET, bars_beside, draw_band, save_pictu
 from partwise.runs.sweep_plan import RATES, grid_of
 from partwise.runs.train import OnStatus
 from partwise.tasks import PAPER, Task, load_task
+from partwise.types import UserError
 
+QUICK_ROUNDS = 100  # so that something is learned with the smallest rates
 RECON_GRID = {"server.rate": (0.1, 0.5, 1.0), "reconstruct.rate": (0.1, 0.5), "update.rate": (0.1, 0.5)}
 AVERAGE_GRID = {"server.rate": (0.1, 0.5, 1.0), "update.rate": (0.1, 0.5)}
 EVALUATION_RATES = (0.1, 0.5)  # of reconstruction, if training has no reconstruction
@@ -128,7 +130,7 @@ class MovieLensRuns:
         task = self._tasks[key]
         given = settings_for(task.defaults, row.changes.get("algorithm", "fed_recon"))
         config = configuration(row.task, given | AUTHORS | dict(row.changes))
-        return task, config.changed({"rounds": min(config.rounds, 20)}) if self.quick else config
+        return task, config.changed({"rounds": min(config.rounds, QUICK_ROUNDS)}) if self.quick else config
 
     def train(self, row: TableRow) -> RowResult:
         """Search the grid, run the best rates again with every seed, and evaluate the test clients."""
@@ -223,7 +225,7 @@ def figure3(
         for steps in values:
             name = f"k_{'r' if key.startswith('recon') else 'u'} = {steps}"
             outcome = runs.train(base_row._replace(name=name, changes={key: steps}, grid=fixed))
-            relative = [test["accuracy"] / mean(base) for test in outcome.tests]
+            relative = relative_to(mean(base), [test["accuracy"] for test in outcome.tests])
             rows.append(
                 {
                     "row": name,
@@ -236,6 +238,16 @@ def figure3(
             )
     draw_steps(out / "fedrecon-figure3.png", rows, "accuracy relative to 50 steps", quick)
     return {"rows": rows, "base_accuracy": mean(base), "rates": dict(base.chosen)}
+
+
+def relative_to(base: float, values: Sequence[float]) -> np.ndarray:
+    """Accuracies relative to that of the base."""
+    if not base > 0:
+        raise UserError(
+            f"the base, with the paper's steps, has an accuracy of {base}, and others cannot be told relative to it, "
+            "because nothing was learned: give more data"
+        )
+    return np.array(values) / base
 
 
 def draw_steps(path: Path, rows: list[dict[str, Any]], label: str, quick: bool) -> None:

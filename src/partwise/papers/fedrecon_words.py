@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import save_json
-from partwise.papers.fedrecon import draw_steps
+from partwise.papers.fedrecon import draw_steps, relative_to
 from partwise.papers.fedrecon_trainings import BUCKETS, METRIC, RECON, TRAININGS, YOGI, JudgedRow, Training
 from partwise.papers.words_desk import Desk
 from partwise.runs.document import to_plain
@@ -124,7 +124,7 @@ def figure3(
         for number in values:
             row = JudgedRow(f"k_{part[0]} = {number}")
             training = Training(row.name, "fed_recon", 0, (row,), {key: number, **more})
-            relative = desk.learn(training, vocabulary).percent(row.name) / base.mean()
+            relative = relative_to(base.mean(), desk.learn(training, vocabulary).percent(row.name))
             rows.append(_line(row.name, "relative accuracy", relative))
     draw_steps(out / "fedrecon-figure3-words.png", rows, "accuracy relative to the paper's steps", quick)
     return {"rows": rows, "base_accuracy": float(base.mean())}
