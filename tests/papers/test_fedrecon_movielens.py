@@ -46,5 +46,5 @@ def test_a_quick_check(movielens, tmp_path, name, rows):
 
 def test_nothing_is_told_relative_to_a_model_that_learned_nothing():
     assert relative_to(0.5, [0.25, 0.5]).tolist() == [0.5, 1.0]
-    with pytest.raises(UserError, match=r"accuracy of 0\.0.*give more data"):
+    with pytest.raises(UserError, match=r"accuracy of 0\.0.*Give more data"):
         relative_to(0.0, [0.25])

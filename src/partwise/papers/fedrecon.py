@@ -244,8 +244,8 @@ def relative_to(base: float, values: Sequence[float]) -> np.ndarray:
     """Accuracies relative to that of the base."""
     if not base > 0:
         raise UserError(
-            f"the base, with the paper's steps, has an accuracy of {base}, and others cannot be told relative to it, "
-            "because nothing was learned: give more data"
+            f"the base, with the paper's steps, has an accuracy of {base}: it learned nothing, so others cannot be told "
+            "relative to it. Give more data"
         )
     return np.array(values) / base
 
