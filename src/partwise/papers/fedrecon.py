@@ -240,12 +240,12 @@ def figure3(
     return {"rows": rows, "base_accuracy": mean(base), "rates": dict(base.chosen)}
 
 
-def relative_to(base: float, values: Sequence[float]) -> np.ndarray:
+def relative_to(base: float, values: Sequence[float] | np.ndarray) -> np.ndarray:
     """Accuracies relative to that of the base."""
     if not base > 0:
         raise UserError(
-            f"the base, with the paper's steps, has an accuracy of {base}: it learned nothing, so others cannot be told "
-            "relative to it. Give more data"
+            f"the base, with the paper's steps, has an accuracy of {base}: it learned nothing, so others cannot be "
+            "told relative to it. Give more data"
         )
     return np.array(values) / base
 
