@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import matplotlib.image
 import numpy as np
 import pytest
 
+from partwise.papers import fedrecon
 from partwise.papers import reproduce as papers
 from partwise.papers.fedrecon import relative_to
-from partwise.types import UserError
 
 USERS, ITEMS, RATED = 40, 30, 20
 
@@ -44,7 +46,10 @@ def test_a_quick_check(movielens, tmp_path, name, rows):
     assert all(matplotlib.image.imread(path).ndim == 3 for path in tmp_path.glob("*.png"))
 
 
-def test_nothing_is_told_relative_to_a_model_that_learned_nothing():
+def test_what_is_relative_to_a_model_that_learned_nothing_is_no_number(movielens, tmp_path, monkeypatch):
     assert relative_to(0.5, [0.25, 0.5]).tolist() == [0.5, 1.0]
-    with pytest.raises(UserError, match=r"accuracy of 0\.0.*Give more data"):
-        relative_to(0.0, [0.25])
+    monkeypatch.setattr(fedrecon, "QUICK_ROUNDS", 1)
+    told = papers.reproduce("fedrecon-figure3", movielens, tmp_path, seeds=1, quick=True)
+    assert told["base_accuracy"] == 0
+    assert all(np.isnan(row["ours"]) for row in told["rows"])
+    assert json.loads((tmp_path / "fedrecon-figure3.json").read_text())["rows"][0]["ours"] is None
