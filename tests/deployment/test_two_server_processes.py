@@ -126,7 +126,7 @@ def secrets_of(run, hub):
         asked, rng = device.ask(examples, run.config.seed, number), round_rng(run.config.seed, number)
         message = send(algorithm.partition, state.params, asked.keys, rng, server.about(number, "x"))
         given = device._given(message, examples, asked)
-        sent = device._contribute(device._before(None, given.tables), given, {}).sent
+        sent = device._contribute(device._before(None, given.tables), given, {}, np.int32(number)).sent
         rows = {path: device._own_rows(path, leaf, asked) for path, leaf in sent.update.items()}
         mine = words.of(sent._replace(update=rows))
         for keys in asked.keys.values():
