@@ -234,3 +234,11 @@ def test_one_text_in_place_of_a_list_of_columns_is_refused(tmp_path, name):
     (tmp_path / "r.csv").write_text("user,item\n1,2\n")
     with pytest.raises(UserError, match=rf"{name} is the text 'item': .*{name}=\['item'\]"):
         read_table(tmp_path / "r.csv", "user", **{name: "item"})
+    with pytest.raises(UserError, match=rf"{name} has the column 'item' twice: name it once"):
+        read_table(tmp_path / "r.csv", "user", **{name: ["item", "item"]})
+
+
+def test_the_column_of_the_client_is_no_column_of_ids(tmp_path):
+    (tmp_path / "r.csv").write_text("user,item\n1,2\n")
+    with pytest.raises(UserError, match=r"r.csv: ids names 'user', the column of the client: leave it out"):
+        read_table(tmp_path / "r.csv", "user", ids=["user"])

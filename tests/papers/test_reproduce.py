@@ -54,6 +54,8 @@ def test_a_full_result_is_not_overwritten_silently(tmp_path):
         ("no writer has 50 images; lower min_images", True),
         ("set data.min_texts to at most 3.", True),
         ("r.csv, line 3: 'x'; expected a number", False),
+        ("/my/data.csv, line 3: 'x'; expected a number", False),
+        ("data.csv has no such column; set data.file to another", True),
         ("choose another folder with --out, or --data", False),
     ],
 )

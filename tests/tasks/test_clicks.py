@@ -138,6 +138,9 @@ def test_options_of_other_data_are_refused_if_they_are_given(file, sequences):
         told = rf"{key.replace('__', '.')} = {value} would have no effect: it is read for {reason}"
         with pytest.raises(UserError, match=told):
             train("clicks", data=data, **few, **given)
+        options = {name.removeprefix("data__"): each for name, each in given.items()}
+        with pytest.raises(UserError, match=told):
+            load_task("clicks", data, **options)
     run = train("clicks", data=sequences, data__file="Toys", data__max_judged=4, data__seed=1, **few)
     assert run.summary["rounds"] == 1
 

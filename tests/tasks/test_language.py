@@ -114,6 +114,8 @@ def test_comments_are_refused_for_data_without_any_if_they_are_given(blogs, tmp_
         told = f"data.comments = {value} would have no effect: only dumps of Stack Exchange have comments"
         with pytest.raises(UserError, match=told):
             train(name, data=str(blogs / form), data__comments=value, **small)
+        with pytest.raises(UserError, match=told):
+            load_task(name, str(blogs / form), comments=value, num_words=30)
     assert train(name, data=str(blogs / "table"), **small).summary["rounds"] == 1
     posts = [
         f'<row Id="{k}" PostTypeId="1" CreationDate="2016-01-0{1 + k % 9}" OwnerUserId="{k % 12}" Body="a b c" />'

@@ -68,6 +68,15 @@ def test_files_of_sequences_are_named_by_an_option(folder):
     assert check_ins.options["again"] is True
 
 
+def test_one_file_of_sequences_has_its_own_name(tmp_path):
+    (tmp_path / "mine.txt").write_text(lines_of(30, 15))
+    for options in ({}, {"data.file": "mine"}):
+        mine, _ = resolve("next-item", str(tmp_path / "mine.txt"), options)
+        assert (mine.train.num_clients, mine.train.info["source"]) == (30, "sequences mine")
+    with pytest.raises(pw.UserError, match=r"data.file = Beauty would have no effect: .*file=mine"):
+        resolve("next-item", str(tmp_path / "mine.txt"), {"data.file": "Beauty"})
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run on a user's own table, whose rows are not in the order of time."""

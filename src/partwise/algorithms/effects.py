@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from partwise.algorithms.entry import AlgorithmEntry
 from partwise.config.settings import Config
-from partwise.tasks.base import UNREAD, Task
+from partwise.tasks.base import Task
 from partwise.types import UserError
 
 
@@ -27,7 +27,6 @@ class Facts(NamedTuple):
     local: bool  # whether clients have a local part, at least in evaluation
     spaces: bool  # whether any trained leaf is keyed
     tested_on_query: bool  # whether evaluated clients have a support set (RECONEVAL)
-    of_data: Mapping[str, str]  # keys of [data] that nothing reads for this data, and why
 
 
 Rule = tuple[str, Callable[[Facts], str]]
@@ -233,7 +232,7 @@ def _unread(facts: Facts, key: str) -> str:
         if fnmatch(key, pattern)
     )
     of_all = (reason(facts) for pattern, reason in RULES if fnmatch(key, pattern))
-    return next(filter(None, (*of_algorithm, *of_all, facts.of_data.get(key, ""))), "")
+    return next(filter(None, (*of_algorithm, *of_all)), "")
 
 
 def _leaves(written: Iterable[str], values: Mapping[str, Any]) -> list[str]:
@@ -246,5 +245,4 @@ def _facts(task: Task, config: Config, entry: AlgorithmEntry) -> Facts:
     trained = task.personal if entry.trains == "personal" or task.stateful is None else task.stateful
     tuned = config.fine_tune.max_steps != 0
     on_query = not task.seen and (entry.splits or local or tuned)
-    of_data = {f"data.{name}": why for name, why in task.train.info.get(UNREAD, {}).items()}
-    return Facts(config, entry, local, bool(trained.partition.spaces), on_query, of_data)
+    return Facts(config, entry, local, bool(trained.partition.spaces), on_query)

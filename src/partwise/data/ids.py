@@ -70,6 +70,10 @@ def vocabulary_names(ids: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
 
 
 def check_listed(name: str, columns: Any) -> None:
-    """Raise `UserError` if the argument `name`, a list of columns, is a single text."""
+    """Raise `UserError` if the argument `name`, a list of columns, is a single text, or has a column twice."""
     if isinstance(columns, str):
         raise UserError(f"{name} is the text {columns!r}: give a list of columns, as in {name}=[{columns!r}]")
+    listed = [] if columns is None else list(columns)
+    again = next((column for column in listed if listed.count(column) > 1), None)
+    if again is not None:
+        raise UserError(f"{name} has the column {again!r} twice: name it once")

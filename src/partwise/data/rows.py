@@ -79,6 +79,10 @@ def plan_columns(
     """What is read: the kept columns, the client column, and the column by which rows are sorted."""
     check_listed("columns", columns)
     kept, names = kept_columns(there, client, columns, ids), tuple(vocabulary_names(ids))
+    if client in names:
+        raise UserError(
+            f"ids names '{client}', the column of the client: leave it out of ids, as clients have their ids anyway"
+        )
     read = [*([client] if client else []), *kept]
     read += [order_by] if order_by and order_by not in read else []
     if lists is not None and not isinstance(lists, Mapping):

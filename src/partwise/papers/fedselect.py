@@ -85,7 +85,7 @@ QUICK_OPTIONS = {
     "tags": {"num_words": 1000, "num_tags": 50, "width": 64},
     "handwriting": {},
     "femnist": {},
-    "next-word": {"num_words": 500, "units": 64, "width": 16, "heads": 2, "comments": False},
+    "next-word": {"num_words": 500, "units": 64, "width": 16, "heads": 2},
 }
 
 

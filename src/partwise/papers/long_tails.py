@@ -63,7 +63,7 @@ def case_of(data: str | None) -> PaperTask:
     """Blogs if the data is sentences of many people, otherwise Yelp, or the file of sequences that was given."""
     if has_long_clients(data):
         return BLOGS
-    name = sequences.own_name(data) or YELP.name
+    name = sequences.name_in(data, None, YELP.name)
     return YELP._replace(name=name, options={**YELP.options, "file": name})
 
 

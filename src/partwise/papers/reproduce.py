@@ -37,10 +37,12 @@ from partwise.simulation.mesh import use_all_cores
 from partwise.types import UserError, unknown
 
 QUICK_SEEDS = 2
+FILES = "csv|tsv|txt|dat|data|json|gz|zip|xml|npz|parquet|arrow|feather|sqlite|h5"  # data.csv is no setting
 # Advice in an error of what is trained or read: another option of the command line, or a setting.
 ADVICE = re.compile(
     r"--(?!data\b|out\b|seeds\b|quick\b)[a-z]+|\b(min|max|num)_[a-z]+"
-    r"|\b(data|cohort|update|server|select|reconstruct|evaluation|simulation)\.[a-z_]+"
+    r"|\b(data|cohort|update|server|select|reconstruct|evaluation|simulation)"
+    rf"\.(?!({FILES})\b)[a-z_]+"
 )
 OWN = (
     "`partwise reproduce` sets all this itself, and takes only --data, --out, --seeds and --quick: give it more "

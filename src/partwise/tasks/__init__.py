@@ -19,6 +19,7 @@ from partwise.tasks.base import (
     find_preset,
     fitting,
     keyword_options,
+    refuse_unread,
     takes_any_option,
     with_preset,
 )
@@ -118,7 +119,7 @@ def load_task(name: str, data: str | None = None, *, preset: str | None = None, 
     Returns:
         The task.
     """
-    entry = find_task(name)
+    entry, asked = find_task(name), list(options)
     if preset is not None:
         options = data_options(find_preset(name, entry.presets, preset)) | options
     known = keyword_options(entry.load)
@@ -130,6 +131,7 @@ def load_task(name: str, data: str | None = None, *, preset: str | None = None, 
             )
     check_limits(entry.load, options)
     task = entry.load(data, **options)
+    refuse_unread(task, asked, options)
     resolved = {option: value for option, value in task.loaded.items() if option in known}
     task = task._replace(loaded=resolved | options | ({"path": str(data)} if data else {}))
     task = task._replace(name=name) if is_code(name) else task

@@ -157,10 +157,20 @@ def refuse_data(task: str, data: str | None) -> None:
 
 
 def noting_unread(store: ClientStore, options: Iterable[str], why: str) -> ClientStore:
-    """The store of training clients, with a note of options of [data] that are not read for such data. A run for
-    which a user gave one of them is refused (see algorithms.effects)."""
+    """The store of training clients, with a note of options of [data] that are not read for such data
+    (`refuse_unread`)."""
     noted = {**store.info.get(UNREAD, {}), **dict.fromkeys(options, why)}
     return dataclasses.replace(store, info={**store.info, UNREAD: noted})
+
+
+def refuse_unread(task: Task, asked: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Raise `UserError` if one of the options that a user gave is not read for such data."""
+    noted = task.train.info.get(UNREAD, {})
+    for name in asked:
+        if name in noted:
+            raise UserError(
+                f"data.{name} = {options[name]} would have no effect: {noted[name]}. Leave it out."
+            )
 
 
 def on_accelerator() -> bool:

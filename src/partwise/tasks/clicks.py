@@ -136,8 +136,7 @@ def load(
     For a `file` of sequences, the last item of each user is for the test, the one before it for validation, each
     with its negative."""
     if file is not None:
-        _check_name(data, file)
-        store = sequence_clicks.load(data, file, length, seed)
+        store = sequence_clicks.load(data, sequences.name_in(data, file, file), length, seed)
         train, *held_out = sequence_clicks.hold_out_last(store)
         drawn = np.sort(np.random.default_rng(seed).permutation(store.num_clients)[:max_judged])
         validation, test = (part.take(drawn) for part in held_out)
@@ -152,16 +151,6 @@ def load(
         train = noting_unread(train, OF_RATINGS, "it is read for raw ratings, and these are examples")
     train = noting_unread(train, OF_SEQUENCES, "it is read for sequences (data.file)")
     return clicks_task(train, validation, test, dim=dim)
-
-
-def _check_name(data: str | None, file: str) -> None:
-    """Raise `UserError` if the data is one file of sequences, and `file` names another."""
-    name = sequences.own_name(data)
-    if name not in (None, file):
-        raise UserError(
-            f"data.file = {file} would have no effect: it picks one of the files of a folder or zip, and {data} is "
-            f"one file. Give --set data.file={name} with it (in Python, file={name!r}), or the folder"
-        )
 
 
 def clicks_task(train: ClientStore, validation: ClientStore, test: ClientStore, dim: int = 18) -> Task:

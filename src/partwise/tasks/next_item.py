@@ -34,15 +34,17 @@ def load_sequences(
     data: str | None = None,
     *,
     file: Annotated[
-        str, "which file: Beauty, Sports_and_Outdoors, Toys_and_Games, Yelp or another"
-    ] = "Beauty",
+        str | None,
+        "which file of a folder or zip: Beauty (if none is said), Toys_and_Games, Yelp or another",
+    ] = None,
     length: Annotated[int, "items of a history, the last ones", Limits(1, 65_536)] = 20,
     dropout: Annotated[float, "share of inputs that a training step leaves out", Limits(0, 0.95)] = 0.5,
     **options: Any,
 ) -> Task:
-    """`NAME.txt` of SASRec or S3-Rec: a line per user with its items in order."""
+    """`NAME.txt` of SASRec or S3-Rec: a line per user with its items in order. `data` may be one such file."""
+    name = sequences.name_in(data, file, "Beauty")
     given: Any = {"length": length, "dropout": dropout, "defaults": REVIEWS, **options}
-    return events_task(sequences.load(data, file), "next-item", **given)
+    return events_task(sequences.load(data, name), "next-item", **given)
 
 
 @takes_options_of(events_task, but=OPTIONS)

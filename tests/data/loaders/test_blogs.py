@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import zipfile
 from typing import Any
 
@@ -228,10 +229,11 @@ def test_ranks_of_a_text_file_keep_their_order_or_are_refused(tmp_path):
             UserError, match=rf"t.csv, row {row}: rank is about 9.22\d+e\+18; .*Give smaller whole"
         ):
             list(sentence_table.load(file))
-    ranks = pa.array([2**64 - 1, 2**64 - 2], pa.uint64())
-    table = pa.table({"user": ["a", "a"], "text": ["second one", "first one"], "rank": ranks})
-    file = write(table, tmp_path / "t.parquet")
-    assert next(iter(sentence_table.load(file))).sentences == ("first one", "second one")
+    decimals = [decimal.Decimal(2**70), decimal.Decimal(2**70 - 1)]
+    for ranks in (pa.array([2**64 - 1, 2**64 - 2], pa.uint64()), pa.array(decimals, pa.decimal128(38, 0))):
+        table = pa.table({"user": ["a", "a"], "text": ["second one", "first one"], "rank": ranks})
+        file = write(table, tmp_path / "t.parquet")
+        assert next(iter(sentence_table.load(file))).sentences == ("first one", "second one")
 
 
 @pytest.mark.parametrize(

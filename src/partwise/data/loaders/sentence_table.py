@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from partwise.data.arrow import arrow_numbers, to_texts
+from partwise.data.late_arrow import kinds
 from partwise.data.loaders.locate import data_root, first_of
 from partwise.data.reading import guarded, is_there
 from partwise.data.table import column_names, is_delimited, is_table, stream_columns
@@ -95,6 +96,8 @@ def _runs(file: Path, order: str | None) -> Iterator[tuple[str, list[str], np.nd
 def _ranks(order: str, values: Any, file: Path, first_row: int) -> np.ndarray:
     """The order of the rows, as numbers that tell all of them apart."""
     ranks = arrow_numbers(order, values, first_row)
+    if kinds.is_decimal(values.type):
+        return np.array(values.to_pylist(), object)  # a float64 does not tell all decimals apart
     if np.isnan(ranks).any():
         raise UserError(
             f"{file}, row {first_row + int(np.isnan(ranks).argmax())}: {order} is NaN; expected the place of "

@@ -41,6 +41,18 @@ def load(path: str | Path | None, name: str) -> ClientStore:
         return parse(stream.read(), f"{source}", name)
 
 
+def name_in(path: str | Path | None, asked: str | None, usual: str) -> str:
+    """The name of the sequences: what was asked for, that of `path` if it is one file, or the usual one. Raise
+    `UserError` if another name was asked for than that of the file."""
+    own = own_name(path)
+    if own is not None and asked not in (None, own):
+        raise UserError(
+            f"data.file = {asked} would have no effect: it picks one of the files of a folder or zip, and {path} "
+            f"is one file. Give --set data.file={own} with it (in Python, file={own!r}), or the folder"
+        )
+    return asked or own or usual
+
+
 def own_name(path: str | Path | None) -> str | None:
     """The name of the sequences, if `path` is one file. None for a zip or a folder, which may hold several."""
     source = Path(path).expanduser() if path else None
