@@ -11,7 +11,7 @@ from partwise.algorithms.registry import ALGORITHMS, all_algorithms, find_algori
 from partwise.cli import main
 from partwise.config.settings import Config, is_record, read_toml
 from partwise.runs.resolve import resolve
-from partwise.tasks import load_task
+from partwise.tasks import load_task, movielens
 from partwise.types import UserError
 
 TINY = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}
@@ -142,7 +142,7 @@ def test_defaults_and_records_are_not_written(ratings):
 
 
 def test_every_rule_is_about_a_known_key_and_every_algorithm_says_what_it_reads():
-    keys = [*Config().flat(), "server.settings.b1"]
+    keys = [*Config().flat(), "server.settings.b1", *(f"data.{name}" for name in movielens.MORE)]
     assert all(any(fnmatch(key, pattern) for key in keys) for pattern, _ in RULES)
     for name, entry in all_algorithms().items():
         assert entry.unread is not None, f"{name} must say what it leaves unread"

@@ -18,15 +18,17 @@ from partwise.tasks.informed_factorization import informed_factorization
 from partwise.types import UserError
 
 NUM_ITEMS, DIM, PULL, RATE, COUNT = 6, 2, 0.7, 0.3, 11
-ITEMS = ("item", "item_bias", "item_signal", "item_features")
+LEARNED = ("item", "item_bias", "item_signal", "item_attention")
+ITEMS = (*LEARNED, "item_features")
 FEATURES = np.array([[0, 1], [1, -1], [2, 0], [-1, -1], [2, 1], [0, -1]])
 EMPTY = Subset(lambda n: n * 0, lambda j, n: j)
 
 
 @pytest.fixture(scope="module")
 def model():
+    more = {"signals": True, "attention": True, "item_pull": 0.2}
     return informed_factorization(
-        NUM_ITEMS, DIM, center=3.0, spread=1.2, signals=True, item_features=FEATURES, num_item_features=3
+        NUM_ITEMS, DIM, center=3.0, spread=1.2, **more, item_features=FEATURES, num_item_features=3
     )
 
 
@@ -78,7 +80,7 @@ def test_it_is_the_gradient_of_the_query_loss(model, params, store, make_client,
     found = jax.jit(lambda: step(client, rebuild(client, begin(client), split.support), split.query))()
     expected = jax.grad(written_out(model, params, store, split, initial))(params)
     keys = np.unique(store.columns["item"])
-    for path in ("item", "item_bias", "item_signal"):
+    for path in LEARNED:
         change = found.progress.keyed[path][: len(keys)]
         np.testing.assert_allclose(change, -RATE * expected[path][keys], rtol=2e-3, atol=2e-5, err_msg=path)
     assert not np.any(found.progress.keyed["item_features"])  # the names of features stay

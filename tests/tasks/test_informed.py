@@ -20,6 +20,7 @@ NUM_USERS, NUM_ITEMS = 20, 8
 SMALL = {
     "data.dim": 2,
     "data.signals": True,
+    "data.attention": True,
     "rounds": 3,
     "cohort.size": 4,
     "simulation.lanes": 2,
@@ -69,7 +70,7 @@ def test_roles(run):
     roles = {path: role.kind for path, role in run.task.personal.partition.roles.items()}
     assert {path for path, kind in roles.items() if kind == "local"} == {"user", "user_bias"}
     assert {path for path, kind in roles.items() if kind == "keyed"} == {
-        *("item", "item_bias", "item_signal", "item_features")
+        *("item", "item_bias", "item_signal", "item_attention", "item_features")
     }
     assert {path.split("/")[0] for path, kind in roles.items() if kind == "shared"} >= {
         "item_tower",
@@ -83,8 +84,38 @@ def test_compiled_and_plain_rounds_agree(run, folder):
     )
     for path, leaf in run.params.items():
         np.testing.assert_allclose(leaf, plain.params[path], rtol=1e-3, atol=1e-5, err_msg=path)
-    assert np.any(run.params["item_signal"])
-    assert np.any(run.params["item_tower"])
+    for path in ("item_signal", "item_attention", "item_tower"):
+        assert np.any(run.params[path]), path
+
+
+def test_attention_and_pull_by_hand():
+    model = informed_factorization(NUM_ITEMS, 2, center=3.0, signals=True, attention=True, item_pull=0.1)
+    params = model.init(jax.random.key(0)) | {
+        "item": np.full((NUM_ITEMS, 2), 2.0),
+        "user": np.array([1.0, -0.5]),
+    }
+    params |= {"item_bias": np.full(NUM_ITEMS, 0.5), "item_attention": np.log(np.arange(1.0, NUM_ITEMS + 1))}
+    params |= {"item_signal": np.ones((NUM_ITEMS, 2))}
+    batch = {"item": np.array([0, 2]), "rating": np.array([4.0, 2.5])}
+    squares = np.array([0.5**2, 2.0**2])  # both predictions are 4.5: 3 + 2 - 1 + 0.5
+    own = 4 + 4 + 0.25 + np.log([1.0, 3.0]) ** 2 + 1 + 1
+    np.testing.assert_allclose(model.train_loss(params, batch, None), squares + 0.1 * own, rtol=1e-6)
+    np.testing.assert_allclose(model.rebuild_loss(params, batch, None), [1, 3] * squares - 2 * 0.5, rtol=1e-6)
+
+
+def test_a_pull_keeps_what_is_an_items_own_small(folder):
+    small = {**SMALL, "data.signals": False, "data.attention": False}
+    free, pulled = (
+        train(
+            "movielens",
+            data=folder,
+            preset="informed",
+            changes={**small, "data.item_pull": pull, "rounds": 30},
+        )
+        for pull in (0.0, 100.0)
+    )
+    for path in ("item", "item_bias"):
+        assert np.linalg.norm(pulled.params[path]) < 0.5 * np.linalg.norm(free.params[path])
 
 
 NOISE = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
@@ -135,9 +166,18 @@ def test_cuts_say_what_is_right():
     assert right(np.array([1.9, 2.1, 3.3, 3.5, 4.3, 4.3]), batch).tolist() == [True] * 5 + [False]
 
 
+@pytest.mark.parametrize("name", ["signals", "attention"])
+def test_what_only_an_update_through_the_reconstruction_learns(folder, name):
+    changes = {**SMALL, "data.signals": False, "data.attention": False, f"data.{name}": True}
+    with pytest.raises(UserError, match=rf"data.{name} = True would have no effect: .*\(through does\)"):
+        train("movielens", data=folder, changes=changes)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"item_pull": -1.0}, "item_pull"),
+        ({"item_pull": float("nan")}, "item_pull"),
         ({"cuts": "3.5,1.5"}, "data.cuts is '3.5,1.5'; expected growing numbers"),
         ({"cuts": "three"}, "data.cuts is 'three'"),
         ({"signals": True, "biases": False}, "a model with biases, not .*data.biases = False"),

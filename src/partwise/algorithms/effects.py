@@ -180,6 +180,16 @@ RULES: tuple[Rule, ...] = (
         (f"stop.{name}", _of(lambda c: not c.stop.metric, "stop.metric names no metric"))
         for name in ("patience", "difference")
     ),
+    *(
+        (
+            f"data.{name}",
+            _of(
+                lambda c, name=name: bool(c.data.get(name)) and c.update.method != "through",
+                "update.method = {c.update.method} does not learn it (through does)",
+            ),
+        )
+        for name in ("signals", "attention")
+    ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
 )

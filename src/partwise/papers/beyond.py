@@ -36,6 +36,7 @@ from partwise.tasks.movielens import INFORMED
 TASK, LEVELS, BINS, PAPERS_BEST = "movielens", (1, 2, 3, 4, 5), 500, {"rmse": 0.883, "accuracy %": 44.1}
 QUICK = {"data.size": "100k", "rounds": 3, "simulation.lanes": 4}
 OF_THROUGH = (
+    "data.dim",
     "split.kind",
     "update.method",
     "update.rate",
@@ -48,9 +49,11 @@ def steps() -> list[Variant]:
     """The trainings, each with what it adds to the one before."""
     added = {
         "own options": {"rounds": INFORMED["rounds"]},
-        "+ update through the reconstruction": {key: INFORMED[key] for key in ("data.dim", *OF_THROUGH)},
+        "+ update through the reconstruction": {key: INFORMED[key] for key in OF_THROUGH},
         "+ genres and years": {"data.movies": True},
         "+ gender, age, occupation": {"data.users": True},
+        "+ items pulled to their genres": {"data.item_pull": INFORMED["data.item_pull"]},
+        "+ attention to ratings": {"data.attention": True},
         "+ which items were rated": {"data.signals": True},
     }
     variants: list[Variant] = []

@@ -19,23 +19,25 @@ from partwise.tasks import ratings
 from partwise.tasks.base import Entry, OwnRows, Setting, Task, fitted, takes_options_of
 from partwise.tasks.informed_factorization import informed_factorization
 from partwise.tasks.ratings import ratings_task
-from partwise.types import UserError
+from partwise.types import Limits, UserError
 
 USERS = {"gender": len(GENDERS), "age": len(AGES), "occupation": NUM_OCCUPATIONS}
 # Chosen on the validation users of MovieLens-1M (docs/reproduction_own.md).
 INFORMED = {
     **ratings.DEFAULTS,
-    "data.dim": 16,
+    "data.dim": 24,
     "data.movies": True,
     "data.users": True,
+    "data.item_pull": 0.1,
     "rounds": 1500,
     "split.kind": "random",
     "update.method": "through",
     "update.rate": 1.0,
-    "server.rate": 0.1,
+    "server.rate": 0.03,
     "server.settings.initial_accumulator": 1e-5,
 }
 PRESETS = {**ratings.PRESETS, "informed": INFORMED}
+MORE = ("signals", "attention", "item_pull", "movies", "users", "cuts")  # options of the informed model
 
 
 def settings(
@@ -47,6 +49,8 @@ def settings(
     center: float = 0.0,
     spread: float = 1.0,
     signals: bool = False,
+    attention: bool = False,
+    item_pull: float = 0.0,
     movies: bool = False,
     users: bool = False,
     cuts: str = "",
@@ -54,7 +58,7 @@ def settings(
 ) -> tuple[Setting, Setting | None]:
     """The settings of `ratings`; or, with more than ratings, one in which users' parameters are local. Without
     `features`, the features of movies are unknown, until those of a trained model take their place."""
-    if not (signals or movies or users or cuts):
+    if not (signals or attention or item_pull or movies or users or cuts):
         return ratings.settings(num_items, num_users, dim, initial, biases, center, spread)
     if movies and features is None:
         features = np.full((num_items, MOST_GENRES + 1), NOTHING)
@@ -64,6 +68,8 @@ def settings(
         center=center,
         spread=spread,
         signals=signals,
+        attention=attention,
+        item_pull=item_pull,
         item_features=features if movies else None,
         num_item_features=NUM_FEATURES,
         user_features=USERS if users else {},
@@ -72,6 +78,7 @@ def settings(
     rules = {"user": local(initial), "user_bias": local(initial)}
     rules |= {"item": keyed("item"), "item_bias": keyed("item")}
     rules |= {"item_signal": keyed("item")} if signals else {}
+    rules |= {"item_attention": keyed("item")} if attention else {}
     rules |= {"item_features": keyed("item", trained=False)} if movies else {}
     columns = ("item", "rating", *(USERS if users else ()))
     return Setting(model, partition(model, rules), columns, ranks="item"), None
@@ -96,6 +103,12 @@ def load(
     *,
     size: Annotated[Literal["1m", "100k"], "the release"] = "1m",
     signals: Annotated[bool, "learn what it says of a user that it rated an item (with through)"] = False,
+    attention: Annotated[
+        bool, "learn how much a rating of each item counts in a user (with through)"
+    ] = False,
+    item_pull: Annotated[
+        float, "pull of what is an item's own to zero, or to its genres", Limits(0, 1e6)
+    ] = 0.0,
     movies: Annotated[bool, "read genres and years of movies, and learn a vector for each"] = False,
     users: Annotated[bool, "read users' gender, age and occupation, and learn a vector for each"] = False,
     cuts: Annotated[
@@ -105,7 +118,8 @@ def load(
 ) -> Task:
     """Unseen users: 80 % of the users are for training, 10 % for validation, 10 % for the test (4,832 / 604 /
     604 of MovieLens-1M)."""
-    more = {"signals": signals, "movies": movies, "users": users, "cuts": cuts}
+    more: dict[str, Any] = {"signals": signals, "attention": attention, "item_pull": item_pull}
+    more |= {"movies": movies, "users": users, "cuts": cuts}
     store = movielens_ratings.load(data, size)
     features = movie_features(store, data, size) if movies else None
     store = _with_words(with_users(store, data, size), size) if users else store
@@ -124,8 +138,9 @@ def _check_informed(task: Task) -> None:
     """Raise `UserError` unless users' parameters are local and have biases."""
     if task.seen or not task.options["biases"]:
         raise UserError(
-            f"data.signals, movies, users and cuts are for unseen users and a model with biases, not data.seen = "
-            f"{task.seen} and data.biases = {task.options['biases']}: leave them out, or leave out the others"
+            f"data.{', '.join(MORE[:-1])} and {MORE[-1]} are for unseen users and a model with biases, not "
+            f"data.seen = {task.seen} and data.biases = {task.options['biases']}: leave them out, or leave out the "
+            f"others"
         )
 
 
@@ -136,7 +151,7 @@ def _with_words(store: ClientStore, size: str) -> ClientStore:
     return dataclasses.replace(store, vocabularies={**store.vocabularies, **words})
 
 
-@takes_options_of(load, but=("seen", "signals", "movies", "users", "cuts"))
+@takes_options_of(load, but=("seen", *MORE))
 def load_seen(data: str | None = None, **options: Any) -> Task:
     """Seen users: each user's ratings are split 80/10/10 by time."""
     task = load(data, seen=True, **options)
