@@ -105,6 +105,9 @@ def test_what_differs_is_told_by_part_and_column():
     assert differences(before, fingerprint(task._replace(options={**task.options, "dim": 3}))) == [
         "the option dim was 2 and is 3"
     ]
+    newer = [{**task.options, "attention": value} for value in (False, True)]
+    told = [differences(before, fingerprint(task._replace(options=options))) for options in newer]
+    assert told == [[], ["the option attention was None and is True"]]  # of a version that did not know it
     swapped = task.train.take(np.arange(task.train.num_clients)[::-1])
     assert "train has other client ids" in differences(before, fingerprint(task._replace(train=swapped)))
 

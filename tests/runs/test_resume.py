@@ -8,11 +8,12 @@ import pytest
 
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import load_arrays
+from partwise.config.settings import Config
 from partwise.runs.backends import make_simulation
 from partwise.runs.client_file import source_of
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.folder import Folder
-from partwise.runs.resolve import resolve
+from partwise.runs.resolve import _check_same, resolve
 from partwise.runs.train import train
 from partwise.simulation import stage
 from partwise.simulation.staging import Stager
@@ -146,6 +147,15 @@ def test_another_task_is_refused(tmp_path):
             train(other, out=tmp_path, resume=True)
     with pytest.raises(UserError, match="the task is 'planted', but the settings say 'movielens'"):
         train("planted", changes={"task": "movielens"})
+
+
+def test_an_option_that_is_new_since_the_run_began_is_no_change_if_it_is_off(folder):
+    """As if an older version had written the run. Its own files are sealed, so the configurations are made here."""
+    before = Config(data={"dim": 2})
+    _check_same(folder, before, Config(data={"dim": 2, "attention": False, "item_pull": 0.0, "cuts": ""}))
+    for data in ({"dim": 2, "attention": True}, {"dim": 0}):
+        with pytest.raises(UserError, match=r"keeps its configuration, and in .* data.\w+ was .* and is"):
+            _check_same(folder, before, Config(data=data))
 
 
 def test_a_task_object_says_how_it_was_loaded():

@@ -79,14 +79,15 @@ def _bytes(array: np.ndarray) -> Any:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two fingerprints, in words."""
+    """What differs between two fingerprints, in words. An option that the older one does not have is new since
+    then, and no difference if it is off."""
     found = []
     for part in PARTS:
         found += _of_part(part, before[part], now[part])
     options = {**before["options"], **now["options"]}
     for name in options:
         was, is_now = (side["options"].get(name) for side in (before, now))
-        if was != is_now:
+        if was != is_now and (is_now or name in before["options"]):
             found.append(f"the option {name} was {was} and is {is_now}")
     return found
 
