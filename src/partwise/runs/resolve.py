@@ -287,9 +287,7 @@ def _named(folder: Folder, saved: Config, task: str | None) -> str:
 def _check_same(folder: Folder, saved: Config, config: Config) -> None:
     before, now = saved.flat(), config.flat()
     other = [key for key in {**before, **now} if before.get(key) != now.get(key) and key not in MAY_CHANGE]
-    other = [
-        key for key in other if key in before or now[key]
-    ]  # what is new since then, and off, changes nothing
+    other = [key for key in other if key in before or now[key]]  # what is new since then and off is no change
     if other:
         told = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in other)
         raise UserError(
