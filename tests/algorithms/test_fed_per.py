@@ -80,22 +80,37 @@ def steps(theta, columns, parts, rate, epochs=1):
     return theta
 
 
-def by_hand(store, own, apart=False):
-    """(what is shared, what clients keep) after the rounds; `own` names the local part."""
+def by_hand(store, own, apart=False, learned=False):
+    """(what is shared, what clients keep) after the rounds; `own` names the local part. A learned default moves on
+    a client as the local part would in its update."""
     (other,) = set(START) - {own}
-    value, kept = START[other], {}
+    value, default, kept = START[other], START[own], {}
     for t in range(ROUNDS):
-        changes, weights = [], []
+        changes, moves, weights = [], [], []
         for i in recruit(Recruiting(COHORT), store.counts, 1, t).clients.tolist():
-            columns, theta = store.examples(i), {own: kept.get(i, START[own]), other: value}
+            columns, theta = store.examples(i), {own: kept.get(i, default), other: value}
             if apart:
                 theta = steps(theta, columns, (own,), RATES["local"], epochs=2)
-            theta = steps(theta, columns, (other,) if apart else (own, other), RATES["update"])
+            begun = theta
+            theta, followed = update_by_hand(theta, columns, own, other, joint=not apart)
             kept[i] = theta[own]
             changes.append(theta[other] - value)
+            moves.append(followed - begun[own])
             weights.append(store.counts[i])
         value += RATES["server"] * np.average(changes, weights=weights)
+        default += learned * RATES["server"] * np.average(moves, weights=weights)
     return value, kept
+
+
+def update_by_hand(theta, columns, own, other, joint):
+    """The parameters after the update, and where the local part would be if the gradients had moved it."""
+    followed = theta[own]
+    for first in range(0, len(columns["y"]), BATCH):
+        batch = {name: column[first : first + BATCH] for name, column in columns.items()}
+        found = gradient(theta, batch["x"], batch["y"])
+        followed -= RATES["update"] * found[own]
+        theta = steps(theta, batch, (own, other) if joint else (other,), RATES["update"])
+    return theta, followed
 
 
 def run(build, store, rounds=ROUNDS, cohort=COHORT, rates=RATES):
@@ -104,17 +119,19 @@ def run(build, store, rounds=ROUNDS, cohort=COHORT, rates=RATES):
     return simulation
 
 
+@pytest.mark.parametrize("initial", ["random", "learned"])
 @pytest.mark.parametrize(
     ("own", "apart"),
     [("head", False), ("body", False), ("head", True)],
     ids=["FedPer", "LG-FedAvg", "FedRep"],
 )
-def test_rounds_by_hand(product, lines, own, apart):
-    roles = partition(product, {own: local(), next(iter(set(START) - {own})): shared()})
+def test_rounds_by_hand(product, lines, own, apart, initial):
+    (other,) = set(START) - {own}
+    roles = partition(product, {own: local(initial), other: shared()})
     found = run(personal(product, roles, apart), lines)
-    value, kept = by_hand(lines, own, apart)
+    value, kept = by_hand(lines, own, apart, initial == "learned")
     assert 1 < len(kept) < 4  # somebody came back, and somebody never came
-    np.testing.assert_allclose(found.state.params[next(iter(found.state.params))], value, rtol=1e-5)
+    np.testing.assert_allclose(found.state.params[other], value, rtol=1e-5)
     np.testing.assert_allclose(found.kept.arrays[own], [kept.get(i, 0) for i in range(4)], rtol=1e-5)
     np.testing.assert_array_equal(found.kept.arrays[BEGAN], [i in kept for i in range(4)])
 

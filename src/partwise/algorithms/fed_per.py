@@ -31,7 +31,7 @@ from partwise.client.evaluate import evaluate
 from partwise.client.fit import Trained
 from partwise.client.reconstruct import Reconstruct, check_solvable
 from partwise.client.split import everything
-from partwise.client.state import Client, Progress, begin, local_values, total_weight, with_deltas
+from partwise.client.state import Client, Progress, begin, total_weight, with_deltas
 from partwise.client.update import Update
 from partwise.config.judged import check_judged, check_rebuilt
 from partwise.config.parts import (
@@ -84,12 +84,12 @@ def fed_per(
 
     def client_update(client: Client) -> Report:
         trained = train(client, resume(client))
-        keep = {**local_values(client, trained.progress), BEGAN: jnp.ones(())}
+        keep = {**trained.progress.local, BEGAN: jnp.ones(())}
         changed = change(client, with_deltas(client, trained.progress))
         return Report(changed, total_weight(client, everything), trained.loss, keep)
 
     def personalize(client: Client, start: Progress) -> Progress:
-        return start._replace(local=local_values(client, train(client, start).progress))
+        return start._replace(local=train(client, start).progress.local)
 
     keeps = (*partition.local_paths, BEGAN)
     return Algorithm(

@@ -175,15 +175,16 @@ def rebuilding(client: Client) -> Client:
 
 
 def local_values(client: Client, progress: Progress) -> dict[str, jax.Array]:
-    """The client's own leaves. If a learned default has changed during the round, the same change is added to
-    its leaf. This makes the gradient of the default the first-order meta-gradient (as in FedRecon, appendix
-    B)."""
+    """The client's own leaves, as the loss sees them: their values, whatever their learned defaults did since.
+
+    Where a leaf has a learned default, the default gets the gradient of the leaf: the first-order meta-gradient
+    (FedRecon, appendix B). Adding x - stop_gradient(x) does that, and leaves the value as it is.
+    """
     values = dict(progress.local)
     for path in values:
         if DEFAULT + path in progress.shared:
-            values[path] = (
-                values[path] + progress.shared[DEFAULT + path] - client.received.shared[DEFAULT + path]
-            )
+            default = progress.shared[DEFAULT + path]
+            values[path] = values[path] + (default - jax.lax.stop_gradient(default))
     return values
 
 
