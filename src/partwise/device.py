@@ -234,7 +234,8 @@ class Device:
         examples: ClientStore,
         asked: Asked | None = None,
     ) -> np.ndarray:
-        """The model's outputs for every example, with a local part that was rebuilt before."""
+        """The model's outputs for every example, with a local part that was rebuilt before. Shared leaves of the
+        client's own, if it has some, are used in place of the server's."""
         asked = asked or self.ask_whole(examples)
         outputs = self._predict(dict(local), self._given(message, examples, asked))
         return np.asarray(outputs)[: examples.num_examples]
@@ -311,7 +312,10 @@ class Device:
     def predictions(self, local: Any, given: Given) -> jax.Array:
         """What `predict` computes, for a caller that compiles or exports it: padding included."""
         client = self._client(given)
-        progress = begin(client)._replace(local=local)
+        own = {path: local[path] for path in client.partition.local_paths}
+        progress = begin(client)._replace(local=own)
+        more = {path: local[path] for path in progress.shared if path in local and path not in own}
+        progress = progress._replace(shared={**progress.shared, **more})
         columns = dict(client.examples.columns)
         everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))
         rows, need = read(client, progress, everything)

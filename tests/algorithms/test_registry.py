@@ -1,19 +1,28 @@
 """Algorithms by name: each trains a small task, and what does not fit together is refused before anything runs."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.algorithms.registry import ALGORITHMS, prepare, recorded, settings_for
+from partwise import load
+from partwise.algorithms.entry import AlgorithmEntry
+from partwise.algorithms.registry import ALGORITHMS, find_algorithm, prepare, recorded, settings_for
+from partwise.client import update
+from partwise.client.batches import Schedule
+from partwise.client.evaluate import evaluate
+from partwise.client.split import everything
+from partwise.client.state import begin
 from partwise.config.settings import Config
 from partwise.data.heat import coefficients
 from partwise.model.partition import partition
+from partwise.model.spec import Metric, Model
 from partwise.reports.describe import list_settings
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.selection.key_heat import count_heats
-from partwise.tasks import load_task
-from partwise.types import UserError
+from partwise.tasks import Setting, Task, load_task
+from partwise.types import RunWarning, UserError
 
 PLANTED = {"num_clients": 40, "num_items": 20, "mean_examples": 12, "dim": 2}
 SMALL = {"rounds": 2, "cohort.size": 4, "simulation.lanes": 2, "simulation.rounds_per_call": 2}
@@ -90,8 +99,82 @@ def test_clients_that_keep_their_part_are_judged_with_it(liked_folder, tmp_path,
     assert evaluate_run(tmp_path / "run") == run.test
     for folder in (tmp_path / "run" / "checkpoints").iterdir():
         folder.unlink()
-    with pytest.raises(UserError, match=r"are judged with what they kept.*are gone"):
+    with pytest.raises(UserError, match=r"are evaluated with what they kept.*are gone"):
         evaluate_run(tmp_path / "run")
+
+
+def of_what_was_kept(run):
+    """The test RMSE, by predicting every client's test examples with what it kept."""
+    errors, test = [], run.task.test
+    with pytest.warns(RunWarning, match=r"had kept.*rebuilds.*was not evaluated"):
+        me = run.personal
+    for place, client in enumerate(test.client_ids.tolist()):
+        if test.counts[place]:
+            mine = test.gather(np.array([place]))
+            errors.append(me.predict(run.kept(client), mine) - mine.columns["rating"])
+    return np.sqrt(np.mean(np.square(np.concatenate(errors))))
+
+
+@pytest.mark.parametrize("algorithm", KEEPING)
+def test_what_a_client_kept_is_the_model_that_was_evaluated(liked_folder, tmp_path, algorithm):
+    """Of a run at hand and of one that is opened again. Every client took part."""
+    changes = {**SMALL, "algorithm": algorithm, "data.dim": 2, "cohort.size": 24}
+    run = train("movielens-seen", data=str(liked_folder), out=tmp_path / "run", changes=changes)
+    again = load(tmp_path / "run")
+    assert of_what_was_kept(run) == pytest.approx(run.test["rmse"], rel=1e-5)
+    assert of_what_was_kept(again) == pytest.approx(run.test["rmse"], rel=1e-5)
+    assert again.clients("test").equals(run.clients("test"))
+    with pytest.raises(UserError, match=r"client 999 is not one of the 24"):
+        run.kept(999)
+
+
+def ditto(task, config):
+    """Every client has a second copy of all shared leaves, trained on its own data, and is evaluated with it."""
+    setting = task.personal
+    inner = find_algorithm("fed_avg").prepare(task, config)
+    paths = setting.partition.of("shared")
+
+    def build(rates):
+        common = inner.build(rates)
+
+        def own(client):
+            start = begin(client)
+            return start._replace(shared={path: client.kept[path] for path in paths})
+
+        def client_update(client):
+            step = update.by_steps(Schedule(4), 0.1)
+            trained = step(client, own(client), everything).progress
+            return common.client(client)._replace(keep=trained.shared)
+
+        return common._replace(
+            client=client_update,
+            evaluate=lambda client: evaluate(client, own(client), everything),
+            keeps=paths,
+            judged_with=paths,
+        )
+
+    return inner._replace(build=build, evaluation=build)
+
+
+def test_who_keeps_a_model_of_its_own_is_evaluated_with_that(make_store, monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "ditto", AlgorithmEntry("Ditto (Li et al., 2021)", ditto))
+    rng = np.random.default_rng(3)
+    store = make_store(
+        [5, 3, 4, 6], x=rng.normal(size=18).astype("f4"), rating=rng.normal(size=18).astype("f4")
+    )
+    squared = lambda outputs, batch: jnp.square(outputs - batch["rating"])
+    model = Model(
+        lambda rng: {"slope": jnp.zeros(()), "base": jnp.zeros(())},
+        lambda params, batch, rng: params["slope"] * batch["x"] + params["base"],
+        squared,
+        {"rmse": Metric(squared, jnp.sqrt)},
+    )
+    setting = Setting(model, partition(model, {}), ("x", "rating"))
+    task = Task("lines", store, store, store, setting, setting, seen=True)
+    run = train(task, changes={**SMALL, "algorithm": "ditto", "cohort.size": 4})
+    assert run.test["judged"]["local"] == "as the client kept it"
+    assert of_what_was_kept(run) == pytest.approx(run.test["rmse"], rel=1e-5)
+    assert len({float(run.kept(client)["base"]) for client in store.client_ids.tolist()}) == 4
 
 
 @pytest.mark.parametrize("algorithm", ["fed_prox", "scaffold", *KEEPING])

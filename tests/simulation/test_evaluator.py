@@ -13,6 +13,7 @@ from partwise.client.batches import Schedule
 from partwise.device import Device, ask
 from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
+from partwise.model.spec import Metric
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.server import optimizers
 from partwise.server.messages import send
@@ -107,6 +108,20 @@ def test_the_summary_is_pooled_over_examples_and_spread_over_clients(evaluator, 
     assert spread["mean"] == pytest.approx(each.mean(), rel=1e-5)
     for p in PERCENTILES:
         assert spread[f"p{p}"] == pytest.approx(np.percentile(each, p), rel=1e-5)
+
+
+def test_how_many_clients_are_counted_does_not_depend_on_the_order_of_metrics(build, store, params):
+    """One metric weighs ratings above 4 alone, which few clients have; another weighs all."""
+    rare = Metric(lambda outputs, batch: outputs, weight=lambda batch: (batch["rating"] > 4).astype("f4"))
+    algorithm = build({"recon": 0.1})
+    counts = []
+    for names in (("rare", "rmse"), ("rmse", "rare")):
+        metrics = {"rare": rare, **algorithm.model.metrics}
+        model = algorithm.model._replace(metrics={name: metrics[name] for name in names})
+        found = Evaluator(lambda rates, model=model: algorithm._replace(model=model), {}, store)(params)
+        counts.append((found["clients"], found["clients_without_examples"]))
+        assert found["over_clients"]["rare"]["clients"] < found["clients"]
+    assert counts[0] == counts[1] == (5, 3)
 
 
 def test_another_evaluation_does_not_compile_again(evaluator, params):

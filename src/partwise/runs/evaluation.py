@@ -91,7 +91,9 @@ def judge_run(
     prepared = prepare(task, config)
     check_model(folder, prepared, params)
     evaluate = make_evaluator(prepared, config, getattr(task, split))
-    kept = _kept_of(folder, prepared, config, evaluate, model)
+    if evaluate.algorithm.judged_with and model == "best":
+        raise UserError(NOT_WITH_KEPT)
+    kept = kept_in(folder, prepared, config) if evaluate.algorithm.judged_with else None
     sums, pairs = evaluate.measure(params, kept=kept)
     told = judged(task, prepared, config, split)
     if others and split != "train":
@@ -106,20 +108,13 @@ def check_split(split: str) -> None:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not '{split}' (--split, split=)")
 
 
-def _kept_of(
-    folder: Folder, prepared: Prepared, config: Config, evaluate: Evaluator, model: str
-) -> KeptOf | None:
-    """What the clients of a finished run kept, from its last checkpoint; None if they are not evaluated with
-    it."""
-    if not evaluate.algorithm.judged_with:
-        return None
-    if model == "best":
-        raise UserError(NOT_WITH_KEPT)
+def kept_in(folder: Folder, prepared: Prepared, config: Config) -> KeptOf:
+    """What the clients of a finished run kept, from its last checkpoint."""
     simulation, rounds = make_simulation(prepared, config, lanes_of(folder)), folder.rounds_trained()
     if rounds != folder.rounds_done():
         raise UserError(
-            f"the clients of the run in '{folder.path}' are judged with what they kept, and its checkpoints, which "
-            f"hold it, are gone: train it again"
+            f"the clients of the run in '{folder.path}' are evaluated with what they kept, and its checkpoints, "
+            f"which hold it, are gone: train it again"
         )
     saved = folder.checkpoint(rounds, simulation.snapshot())
     simulation.resume(saved.state, saved.round)

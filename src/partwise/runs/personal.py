@@ -41,6 +41,7 @@ from partwise.runs.folder import Folder
 from partwise.runs.recommend import Recommended, best, excluded_keys, some_of
 from partwise.runs.resolve import settings_of
 from partwise.runs.sanity import check_finite, check_fits
+from partwise.runs.summary import AS_KEPT
 from partwise.server.messages import send
 from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError, unknown
@@ -84,6 +85,8 @@ class Personal:
         config, params = folder.config(), folder.model(model)
         setting = settings_of(folder, task)[0]
         check_fits(folder.path, judged_setting(setting, config), params)
+        if (folder.path / "summary.json").exists():
+            warn_of_kept(folder.summary())
         return cls(config, setting, params, folder.source())
 
     @cached_property
@@ -114,7 +117,7 @@ class Personal:
         """The model's outputs.
 
         Args:
-            local: The client's local part, as `personalize` returned it.
+            local: The client's local part, as `personalize` returned it, or what `Run.kept` returned.
             examples: What `read` returned, or a store with one client. Columns that only the loss reads may be
                 missing.
 
@@ -122,7 +125,7 @@ class Personal:
             The output of the model's `predict`. The first axis is the example.
         """
         examples = self._read_by_model(examples)
-        self.check_local(local)
+        self.check_local(local, self.setting.partition.of("shared"))
         found = self.device.predict(self._message(examples), local, examples)
         check_finite("what was predicted", {"outputs": found})
         return found
@@ -250,14 +253,16 @@ class Personal:
         """The model's columns that a client's table has: not the histories, which are made of others."""
         return tuple(name for name in self.setting.columns if name not in self.setting.histories)
 
-    def check_local(self, local: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the local part does not have the paths and shapes of the model's."""
+    def check_local(self, local: Mapping[str, Any], more: Sequence[str] = ()) -> None:
+        """Raise `UserError` if the local part does not have the paths and shapes of the model's. It may also have
+        the leaves `more`."""
         if not isinstance(local, Mapping):
             raise UserError(
                 f"the local part is a {type(local).__name__}: give what `personalize` returned, or load_local(FILE)"
             )
         partition = self.setting.partition
-        wanted = {path: tuple(partition.shapes[path].shape) for path in partition.local_paths}
+        paths = [*partition.local_paths, *(path for path in local if path in more)]
+        wanted = {path: tuple(partition.shapes[path].shape) for path in paths}
         found = {path: np.shape(leaf) for path, leaf in local.items()}
         if found != wanted:
             raise UserError(
@@ -344,6 +349,18 @@ class Personal:
         order = np.argsort(file.examples.columns[TIME], kind="stable")
         kept = [name for name in file.examples.columns if name != TIME]
         return file._replace(examples=file.examples.reorder(by=TIME).select(kept), rows=file.rows[order])
+
+
+def warn_of_kept(summary: Mapping[str, Any]) -> None:
+    """Warn if the run's clients were evaluated with what they kept, which nobody else has."""
+    if summary["test"].get("judged", {}).get("local") == AS_KEPT:
+        warnings.warn(
+            f"{summary['algorithm']} evaluated clients with the parameters that they had kept. `personalize` "
+            f"rebuilds a local part with reconstruct.*, as a client without any does, and that was not evaluated. "
+            f"What a training client kept: partwise.load(RUN).kept(CLIENT)",
+            RunWarning,
+            stacklevel=3,
+        )
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.config.settings import Config
 from partwise.runs.backends import make_evaluator
 from partwise.runs.client_file import source_of
-from partwise.runs.evaluation import NOT_WITH_KEPT, check_split, judge_run
+from partwise.runs.evaluation import NOT_WITH_KEPT, check_split, judge_run, kept_in
 from partwise.runs.per_client import client_table, labelled
-from partwise.runs.personal import Personal
+from partwise.runs.personal import Personal, warn_of_kept
 from partwise.runs.recorder import Recorder
 from partwise.simulation.evaluator import KeptOf
 from partwise.tasks import Task
@@ -103,16 +106,55 @@ class Run:
         check_split(split)
         prepared = prepare(self.task, self.config)
         evaluate = make_evaluator(prepared, self.config, getattr(self.task, split))
-        if evaluate.algorithm.judged_with and self.kept_of is None:
-            raise UserError(NOT_WITH_KEPT)
-        sums = evaluate.sums(self.params, kept=self.kept_of)
+        kept = self._kept_of(prepared) if evaluate.algorithm.judged_with else None
+        sums = evaluate.sums(self.params, kept=kept)
         return labelled(client_table(evaluate, sums, groups), self.config, split)
+
+    def kept(self, client: Any) -> dict[str, np.ndarray]:
+        """The parameters that a training client has kept, if the algorithm evaluates clients with them (FedPer,
+        LG-FedAvg, FedRep on tasks of seen clients). `run.personal.predict(run.kept(client), its_examples)` is then
+        the model that was evaluated.
+
+        Args:
+            client: The client's id.
+
+        Returns:
+            {path: array}.
+        """
+        prepared = prepare(self.task, self.config)
+        if not prepared.evaluation(prepared.rates).judged_with:
+            raise UserError(
+                f"{self.config.algorithm} does not evaluate clients with what they keep: rebuild the client's "
+                f"local part with run.personal.personalize(its_examples)"
+            )
+        if client not in prepared.store.client_ids:
+            raise UserError(
+                f"client {client!r} is not one of the {prepared.store.num_clients:,} that trained"
+            )
+        found = {path: leaf[0] for path, leaf in self._kept_of(prepared)(np.array([client])).items()}
+        if not any(leaf.any() for leaf in found.values()):
+            raise UserError(f"client {client!r} never took part in a round, so it has kept nothing")
+        return {path: leaf for path, leaf in found.items() if path in prepared.evaluated.partition.roles}
+
+    def _kept_of(self, prepared: Prepared) -> KeptOf:
+        """What clients keep; it is that of the last model."""
+        if self.model == "best":
+            raise UserError(NOT_WITH_KEPT)
+        if self.kept_of is not None:
+            return self.kept_of
+        if self.recorded.folder is None:
+            raise UserError(
+                "this run has no folder, where what its clients keep would be: train with out=..."
+            )
+        return kept_in(self.recorded.folder, prepared, self.config)
 
     @property
     def personal(self) -> Personal:
-        """The trained model for one client, which rebuilds and uses its local part offline."""
+        """The trained model for one client, which rebuilds and uses its local part offline. If clients were
+        evaluated with what they had kept, `kept` returns that, and this rebuilds another one, with a warning."""
         if isinstance(self.made_of, Reopened):
             return self.made_of.personal(self.model)
+        warn_of_kept(self.summary)
         return Personal(self.config, self.task.personal, self.params, source_of(self.task.train))
 
     def evaluate(self, split: str = "test", changes: Mapping[str, Any] | None = None) -> dict[str, Any]:

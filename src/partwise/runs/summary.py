@@ -21,6 +21,7 @@ from partwise.simulation.processes import num_processes
 from partwise.tasks import Task
 
 ENOUGH_LOOKS = 5  # fewer evaluations do not show whether the loss rises
+AS_KEPT = "as the client kept it"  # how the local part of a client was evaluated
 WORSE = 0.05  # a validation loss that is larger than the lowest by this share of it is worth a warning
 
 
@@ -91,10 +92,10 @@ def _fewer(task: Task) -> dict[str, tuple[int, int]]:
 def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") -> dict[str, str]:
     """Which clients were evaluated, with which parameters, and what is weighted how in a mean."""
     partition, keeps = prepared.evaluated.partition, prepared.evaluation(prepared.rates).judged_with
-    if not partition.local_paths:
+    if keeps:
+        local = AS_KEPT
+    elif not partition.local_paths:
         local = "none"
-    elif keeps:
-        local = "as the client kept it"
     elif config.reconstruct.method == "skip" and config.evaluation.local == "rebuilt":
         local = "as it begins"
     else:

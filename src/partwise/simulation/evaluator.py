@@ -364,7 +364,7 @@ def summarize(model: Model, sums: Mapping[str, Sums], pairs: Mapping[str, Pairs]
     finish = {name: metric.finish for name, metric in model.metrics.items() if isinstance(metric, Metric)}
     values, undefined = over_pairs(pairs, {name: metric.finish for name, metric in pooled.items()})
     values |= over_examples(sums, finish)
-    held = next(iter(sums.values())).weight > 0
+    held = np.any([total.weight > 0 for total in sums.values()], axis=0)  # by whichever metric
     spread = over_clients(sums, finish) | {name: {"clients": int(held.sum())} for name in pooled}
     return {
         **{name: values[name] for name in names},
