@@ -184,5 +184,5 @@ def test_on_the_command_line(tmp_path, capsys):
 
 def test_judged_clients_are_not_split_at_random(ratings):
     prepared = prepare(*resolve(ratings, None, {"evaluation_split.kind": "random"}))
-    with pytest.raises(UserError, match=r"unknown value of evaluation_split\.kind 'random'"):
+    with pytest.raises(UserError, match=r"an evaluation needs evaluation_split\.kind = .*, not random"):
         prepared.build(prepared.rates)

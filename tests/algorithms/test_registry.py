@@ -12,6 +12,7 @@ from partwise.client.batches import Schedule
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
 from partwise.client.state import begin
+from partwise.config.parts import VALUES
 from partwise.config.settings import Config
 from partwise.data.heat import coefficients
 from partwise.model.partition import partition
@@ -196,11 +197,11 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
             r"is a setting of fed_prox: leave it out with fed_avg",
         ),
         ("fed_sub_avg", {"update.proximal": 0.1}, r"leave it out with fed_sub_avg, or use fed_prox"),
-        ("fed_prox", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
-        ("scaffold", {"update.optimizer": "adam"}, r"unknown value of update\.optimizer 'adam'.*sgd"),
-        ("scaffold", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
-        ("scaffold", {"server.mean": "heat"}, r"unknown value of server\.mean 'heat'"),
-        ("scaffold", {"server.weighting": "examples"}, r"unknown value of server\.weighting 'examples'"),
+        ("fed_prox", {"update.method": "solve"}, r"fed_prox needs update\.method = steps, not solve"),
+        ("scaffold", {"update.optimizer": "adam"}, r"scaffold needs update\.optimizer = sgd, not adam"),
+        ("scaffold", {"update.method": "solve"}, r"scaffold needs update\.method = steps, not solve"),
+        ("scaffold", {"server.mean": "heat"}, r"scaffold needs server\.mean = cohort, not heat"),
+        ("scaffold", {"server.weighting": "examples"}, r"scaffold needs server\.weighting = uniform"),
         ("scaffold", {"scaffold.control": "both"}, r"unknown value of scaffold\.control 'both'"),
         ("fed_avg", {"server.mean": "heats"}, r"unknown value of server\.mean 'heats' \(nearest: heat"),
         (
@@ -210,7 +211,7 @@ def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_pa
         ),
         ("fed_select", {"server.mean": "heat", "select.feature": "top:9"}, r"select\.feature = top"),
         ("fed_per", {}, r"clients of fed_per keep a local part, and task 'movielens-liked' has none"),
-        ("fed_per", {"update.method": "solve"}, r"unknown value of update\.method 'solve'"),
+        ("fed_per", {"update.method": "solve"}, r"fed_per needs update\.method = steps, not solve"),
         ("fed_rep", {"evaluation.local": "tuned"}, r"with fed_rep it trains none: use rebuilt"),
         ("fed_rep", {"update.joint": True}, r"nothing of this task's model is local"),
     ],
@@ -225,7 +226,7 @@ def test_what_does_not_fit_is_refused(liked, algorithm, changes, says):
     [
         ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
         ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
-        ("fed_rep", {"reconstruct.method": "skip"}, r"unknown value of reconstruct\.method 'skip'"),
+        ("fed_rep", {"reconstruct.method": "skip"}, r"fed_rep needs reconstruct\.method = steps or solve"),
     ],
 )
 def test_what_does_not_fit_a_task_with_a_local_part_is_refused(algorithm, changes, says):
@@ -305,3 +306,23 @@ def test_an_algorithm_s_own_settings_are_listed_with_it_alone():
     assert "update.proximal" in listed("fed_prox")
     assert "update.proximal" not in listed("fed_avg")
     assert "update.passes" in listed("fed_recon")
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+def test_no_known_value_is_said_to_be_unknown(algorithm):
+    """A value that one algorithm takes is at most one that another does not: then its error says what it needs."""
+    options = {f"data.{name}": value for name, value in PLANTED.items()}
+    for key, values in VALUES.items():
+        for value in (*values, "nonsense"):
+            told = ""
+            try:
+                task, config = resolve("planted", None, {**options, "algorithm": algorithm, key: value})
+                made = prepare(task, config)
+                made.build(made.rates)
+            except UserError as error:
+                told = str(error)
+            if value != "nonsense":
+                assert "unknown" not in told, told
+            if " needs " in told:
+                assert f"{key} = " in told
+                assert f"not {value}: " in told

@@ -41,7 +41,7 @@ from partwise.config.parts import (
     make_recruiting,
     make_server_optimizer,
     make_update,
-    one_of,
+    needs,
     rates_of,
 )
 from partwise.config.settings import Config
@@ -133,7 +133,8 @@ def _check(partition: Partition) -> None:
 
 def prepare(task: Task, config: Config) -> Prepared:
     """FedPer and LG-FedAvg: the local part is trained together with the rest."""
-    one_of("update.method", config.update.method, ("steps",))
+    why = "the local part is trained with the rest, step by step"
+    needs(config.algorithm, "update.method", config.update.method, ("steps",), why)
     if not config.update.joint:
         raise UserError(
             f"{config.algorithm} trains local and shared parts together: leave update.joint = true, or use fed_rep"
@@ -143,7 +144,8 @@ def prepare(task: Task, config: Config) -> Prepared:
 
 def prepare_fed_rep(task: Task, config: Config) -> Prepared:
     """FedRep: first train the local part with the settings reconstruct.*, then the rest with update.*."""
-    one_of("reconstruct.method", config.reconstruct.method, ("steps", "solve"))
+    why = "it trains the local part before the others"
+    needs(config.algorithm, "reconstruct.method", config.reconstruct.method, ("steps", "solve"), why)
     if config.update.joint:
         raise UserError(
             "fed_rep trains the local part before the shared ones: leave update.joint = false, or use fed_per"

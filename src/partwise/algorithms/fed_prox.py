@@ -24,7 +24,7 @@ from partwise.config.parts import (
     make_schedule,
     make_scheduled,
     make_server_optimizer,
-    one_of,
+    needs,
 )
 from partwise.config.sections import LARGEST
 from partwise.config.settings import Config, Own
@@ -75,7 +75,8 @@ def proximal(mu: Any) -> Callable[[Client], Extra]:
 
 def prepare(task: Task, config: Config) -> Prepared:
     """FedProx for a task: gradient steps on the clients; everything else as in FedAvg."""
-    one_of("update.method", config.update.method, ("steps",))
+    why = "what holds a client near the model is a part of the gradient of each step"
+    needs(config.algorithm, "update.method", config.update.method, ("steps",), why)
     bare = unselected(task, config, FED_PROX)
 
     def make_build(setting: Setting, store: ClientStore) -> Build:

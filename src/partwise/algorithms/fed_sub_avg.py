@@ -14,7 +14,7 @@ from partwise.algorithm import Algorithm, Build
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
 from partwise.client.update import Update
-from partwise.config.parts import make_aggregator, make_server_optimizer, make_update, one_of
+from partwise.config.parts import make_aggregator, make_server_optimizer, make_update, needs
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -64,7 +64,8 @@ def fed_sub_avg(
 def prepare(task: Task, config: Config) -> Prepared:
     """FedSubAvg for a task. Heat is counted before training (server.mean = heat), or estimated during
     training (seen)."""
-    one_of("server.mean", config.server.mean, ("heat", "seen"))
+    why = "it is the mean that heat corrects, and fed_avg has the others"
+    needs(config.algorithm, "server.mean", config.server.mean, ("heat", "seen"), why)
     bare = unselected(task, config, FED_SUB_AVG)
 
     def make_build(setting: Setting, store: ClientStore) -> Build:

@@ -29,7 +29,7 @@ from partwise.client.fit import Extra
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
 from partwise.client.update import by_steps
-from partwise.config.parts import make_schedule, make_scheduled, make_server_optimizer, one_of
+from partwise.config.parts import make_schedule, make_scheduled, make_server_optimizer, needs, one_of
 from partwise.config.settings import Config, Own
 from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
@@ -186,10 +186,12 @@ def prepare(task: Task, config: Config) -> Prepared:
             *given, optimizer=historical(optimizer, size, everyone), **more
         )
         return prepare_averaging(task, config, averaged)
-    one_of("update.method", config.update.method, ("steps",))
-    one_of("update.optimizer", config.update.optimizer, ("sgd",))
-    one_of("server.mean", config.server.mean, ("cohort",))
-    one_of("server.weighting", config.server.weighting, ("uniform",))
+    of_steps = f"clients make their control variates of plain gradient steps ({WHERE} = server takes others)"
+    of_means = f"control variates go with the plain mean of the cohort ({WHERE} = server takes others)"
+    needs(config.algorithm, "update.method", config.update.method, ("steps",), of_steps)
+    needs(config.algorithm, "update.optimizer", config.update.optimizer, ("sgd",), of_steps)
+    needs(config.algorithm, "server.mean", config.server.mean, ("cohort",), of_means)
+    needs(config.algorithm, "server.weighting", config.server.weighting, ("uniform",), of_means)
     return prepare_stateful(
         task,
         config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from partwise.algorithm import whole_model
@@ -31,6 +31,18 @@ HEATS = (
 )
 
 
+# All values of settings of which some algorithm takes only a part (`needs`).
+VALUES: Mapping[str, Iterable[str]] = {
+    "update.method": ("steps", "solve", "through"),
+    "update.optimizer": OPTIMIZERS,
+    "reconstruct.method": ("steps", "solve", "skip"),
+    "split.kind": ("alternate", "random", "halves", "last", "none"),
+    "evaluation_split.kind": ("same", "alternate", "random", "halves", "last", "none"),
+    "server.mean": ("cohort", "holders", "heat", "seen"),
+    "server.weighting": ("examples", "uniform"),
+}
+
+
 def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
     """Which keys clients ask for: as the configuration says; by default all keys that could matter."""
     known = {space: text for space, text in config.select.items() if space in setting.partition.spaces}
@@ -50,7 +62,7 @@ def make_schedule(config: Config) -> Schedule:
 def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Reconstruct:
     """The reconstruction algorithm R that the configuration names."""
     part = config.reconstruct
-    one_of("reconstruct.method", part.method, ("steps", "solve", "skip"))
+    one_of("reconstruct.method", part.method, VALUES["reconstruct.method"])
     if part.method == "solve":
         return reconstruct.by_solving(rates["pull"])
     if part.method == "skip":
@@ -63,7 +75,8 @@ def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Re
 def make_update(config: Config, rates: Mapping[str, Any]) -> update.Update:
     """The client update algorithm U that the configuration names."""
     part = config.update
-    one_of("update.method", part.method, ("steps", "solve"))
+    why = "through is a step through the reconstruction of a local part: use fed_recon for it"
+    needs(config.algorithm, "update.method", part.method, ("steps", "solve"), why)
     if part.method == "solve":
         return update.by_solving(part.pull)
     optimizer = make_scheduled(config, rates, "update")
@@ -94,9 +107,9 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
 
 def make_split(part: SplitConfig, section: str = "split") -> split.Split:
     """The split function that the configuration names."""
-    # An evaluation has no round whose order it could take.
-    known = ("random",) if section == "split" else ("same",)
-    one_of(f"{section}.kind", part.kind, ("alternate", "halves", "last", "none", *known))
+    key, random = f"{section}.kind", ("random",) if section == "split" else ()
+    fitting = ("alternate", "halves", "last", "none", *random)
+    needs("an evaluation", key, part.kind, fitting, "it has no round whose order it could take")
     if part.kind in ("alternate", "random"):
         return split.alternate(part.batch_size)
     if part.kind == "last":
@@ -151,7 +164,7 @@ def make_aggregator(setting: Setting, config: Config, store: ClientStore | None 
     """How the updates of a round are combined. Heat is counted over the training clients in `store`."""
     part, spaces = config.server, tuple(setting.partition.spaces)
     weigh = make_weigh(config)
-    one_of("server.mean", part.mean, ("cohort", "holders", "heat", "seen"))
+    one_of("server.mean", part.mean, VALUES["server.mean"])
     if part.mean in ("heat", "seen") and not spaces:
         raise UserError(
             f"server.mean = {part.mean} corrects the means of keyed rows, and the task has none: use cohort"
@@ -178,7 +191,7 @@ def _private(setting: Setting, config: Config, store: ClientStore, promised: Pro
 
 def make_weigh(config: Config) -> mean.Weigh:
     """The weight of a client in a mean."""
-    one_of("server.weighting", config.server.weighting, ("examples", "uniform"))
+    one_of("server.weighting", config.server.weighting, VALUES["server.weighting"])
     return mean.by_examples if config.server.weighting == "examples" else mean.uniform
 
 
@@ -221,7 +234,15 @@ def rates_of(config: Config) -> dict[str, float]:
     return rates
 
 
-def one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+def one_of(key: str, value: str, known: Iterable[str]) -> None:
     """Raise `UserError` unless the value of a key is one of the known values."""
     if value not in known:
         raise unknown(f"value of {key}", value, known)
+
+
+def needs(who: str, key: str, value: str, fitting: tuple[str, ...], why: str) -> None:
+    """Raise `UserError` unless the value of a key fits what needs it, such as an algorithm. That a known value does
+    not fit is not said to be unknown."""
+    one_of(key, value, VALUES[key])
+    if value not in fitting:
+        raise UserError(f"{who} needs {key} = {' or '.join(fitting)}, not {value}: {why}")
