@@ -6,7 +6,6 @@ import { slicesFromFiles } from "./pages.js";
 const AGAIN = [408, 425, 429, 500, 502, 503, 504]; // answers after which a request is tried again
 const LARGEST = 2 ** 30; // bytes of any answer
 const LONGEST_WAIT = 60; // seconds between two tries of a server that does not answer
-const HOLD = 20; // seconds for which the server may hold the answer to a poll
 
 /** The server does not answer, or not as it should: try again later. */
 class Unreachable extends Error {}
@@ -90,7 +89,8 @@ export function linkTo(server, device, stop) {
   return {
     offer: async () => parsed(await request("GET", "/v1/run"), "the offer of the run"),
     join: (clients) => post("/v1/join", { clients }),
-    poll: () => post("/v1/poll", { ready: true, most: 1, hold: HOLD }),
+    /** Ask for work. The server may hold the answer for so many seconds. */
+    poll: (hold) => post("/v1/poll", { ready: true, most: 1, hold }),
     /** The slices of a task: by files if the task names one, else by a request that tells the keys. */
     async slicesOf(plan, { about, slices }, keys) {
       if (slices) return slicesFromFiles(plan, about, slices, keys, (...asked) => fileOf(plan, ...asked));
@@ -142,7 +142,7 @@ export async function* takePart(link, device, store, stop) {
         plan = planOf(await link.offer());
         await link.join([device.name]); // one client, named like its device
       }
-      const given = await link.poll();
+      const given = await link.poll(plan.hold);
       failures = 0;
       if (given.ended) return;
       for (const task of given.tasks ?? []) yield await work(link, plan, task, store, stop);

@@ -128,6 +128,7 @@ export function planOf(offer) {
     split: { kind: settings["split.kind"], size: settings["split.batch_size"], percent: settings["split.percent"] },
     reconstruct: { solve: settings["reconstruct.method"] === "solve", ...schedule("reconstruct") },
     pull: settings["reconstruct.pull"],
+    hold: settings["deploy.hold"],
     update: schedule("update"),
     all: settings["select.item"] === "all",
     uniform: settings["server.weighting"] === "uniform",

@@ -255,7 +255,7 @@ class Fleet:
         whole = {"deploy.population": found.train.num_clients, "deploy.fresh": 1e6}
         self.config = config.changed({name: whole[name] for name in whole if name not in settings})
         self.prepared = prepare(by_name, self.config)
-        found_run(found, self.config, folder / "run")
+        found_run(found, self.config, folder / "run", journal)
         self.certificates = make_certificates(folder)
 
     def serve(self, *more: str, tls: bool = True) -> Process:

@@ -144,8 +144,8 @@ def test_what_a_person_must_mend_ends_an_agent_that_begins(federate, mine, tmp_p
     run.hub.keys.enroll(KeyRow(key.device, key.public, revoked=1.0))
     with pytest.raises(UserError, match="was revoked"):
         next(run_agent(HttpLink(run.url, key), str(mine), own))
-    run.link().join(["ann"])
-    with pytest.raises(UserError, match="client 'ann' is on another device"):
+    run.link().join(["ann", "bob"])
+    with pytest.raises(UserError, match=r"2 clients of 2 could not join \(ann, bob\)"):
         next(run_agent(run.link(), str(mine), own))
     web = run.link()
     web._good = lambda *request, **more: b"[]"  # of some other server
@@ -155,6 +155,36 @@ def test_what_a_person_must_mend_ends_an_agent_that_begins(federate, mine, tmp_p
         next(run_agent(run.link(), str(mine), own, "sunny"))
     with pytest.raises(UserError, match="at least 1"):
         next(run_agent(run.link(), str(mine), own, most=0))
+
+
+# Clients that may not join
+
+
+@pytest.mark.parametrize("taken", [(), (3,), (0, 4, 11), tuple(range(11))])
+def test_clients_join_together_as_each_would_alone(federate, tmp_path, taken, caplog):
+    """One that is on another device, or has a name that is not allowed, keeps no other from joining."""
+    run, names = federate(population=1000), [f"client {number:02d}" for number in range(12)]
+    wrong = "x" * 201
+    (tmp_path / "mine.csv").write_text(
+        "user,item,rating\n" + "".join(f"{each},1,2.0\n" for each in [*names, wrong])
+    )
+    others = [names[place] for place in taken]
+    if others:
+        run.link().join(others)
+    alone, link = run.link(), run.link()
+    agent, waits = life(link, tmp_path / "mine.csv", stopped=lambda: len(waits) > 0)
+    assert list(agent.run()) == []
+    joined = present(run, link)
+    assert joined == {name for name in [*names, wrong] if name not in others and name != wrong}
+    run.hub.keys.revoke(link.key.device)  # so that they can move
+    assert joined == {name for name in [*names, wrong] if alone.join([name]) == []} == present(run, alone)
+    assert warned(caplog, f"{len(others) + 1} clients" if others else "1 client of 13 could not join") == 1
+
+
+def present(run, link):
+    run.hub.poll(link.key.device).result()
+    there = run.hub.clerk.do(lambda book: book.present(0.0))
+    return {row.name for row in there if row.device == link.key.device}
 
 
 # The network

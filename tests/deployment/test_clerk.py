@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from partwise.deployment.clerk import Clerk
-from partwise.deployment.journal import Journal, JournalDownError
+from partwise.deployment.journal import JournalDownError, found_journal
 
 
 @pytest.fixture
 def journal(tmp_path):
-    journal = Journal(f"sqlite:///{tmp_path}/journal.db", "run")
+    journal = found_journal(f"sqlite:///{tmp_path}/journal.db", "run")
     yield journal
     journal.close()
 

@@ -18,7 +18,7 @@ from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator, Wait, Work
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import found_journal
 from partwise.deployment.memory_book import MemoryBook
 from partwise.deployment.rules import Rules, make_rules, parse_needs
 from partwise.device import Device
@@ -82,7 +82,7 @@ class Deciding:
 
     def present(self, device, clients, now):
         """A device joins, and asks for work."""
-        assert self.join(device, clients) is None
+        assert self.join(device, clients) == []
         self.poll(device, now)
 
     def invited(self):
@@ -107,7 +107,7 @@ def transactions(request, tmp_path):
             url = f"sqlite:///{tmp_path}/journal-{len(journals)}.db"
         else:
             url = request.getfixturevalue("new_postgres")()
-        journals.append(Journal(url, "run"))
+        journals.append(found_journal(url, "run"))
         return journals[-1].transaction
 
     yield fresh
@@ -176,8 +176,8 @@ def test_devices_that_are_silent_or_not_ready_are_not_invited(transactions):
 
 def test_a_client_stays_on_its_device(transactions):
     desk = begun(transactions)
-    assert desk.join("device a", ["a", "e"]) is None
-    assert desk.join("thief", ["f", "a"]).reason == "client"
+    assert desk.join("device a", ["a", "e"]) == []
+    assert desk.join("thief", ["f", "a"]) == ["a"]
     desk.poll("thief", 1.0)
     with desk.transaction() as book:
         assert dict(book.present(0.0))["a"] == "device a"

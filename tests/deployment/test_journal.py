@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from partwise.deployment.book import RoundRow, TaskRow, VersionRow
-from partwise.deployment.journal import Journal, JournalDownError
+from partwise.deployment.journal import Journal, JournalDownError, found_journal
 from partwise.deployment.tables import VERSION
 from partwise.types import UserError
 
@@ -66,7 +66,7 @@ def test_an_older_journal_is_brought_up_to_date(first):
 def test_the_stage_of_a_round_and_its_letters_come_with_version_4(tmp_path):
     """The table of rounds as version 3 had it."""
     url = f"sqlite:///{tmp_path}/journal.db"
-    Journal(url, "run").close()
+    found_journal(url, "run").close()
     with sqlite3.connect(tmp_path / "journal.db") as connection:
         for line in ("DROP TABLE letters", "UPDATE about SET tables = 3", "UPDATE round SET number = 7"):
             connection.execute(line)
@@ -87,8 +87,8 @@ def test_the_stage_of_a_round_and_its_letters_come_with_version_4(tmp_path):
 
 def test_journals_of_others_and_of_the_future_are_refused(tmp_path):
     url = f"sqlite:///{tmp_path}/journal.db"
-    Journal(url, "run").close()
-    with pytest.raises(UserError, match="is of run 'run', not 'other'"):
+    found_journal(url, "run").close()
+    with pytest.raises(UserError, match="is of run 'run', not of 'other'"):
         Journal(url, "other")
     with sqlite3.connect(tmp_path / "journal.db") as connection:
         connection.execute("UPDATE about SET tables = 99")
@@ -106,9 +106,10 @@ def test_journals_of_others_and_of_the_future_are_refused(tmp_path):
     ],
 )
 def test_journals_that_cannot_be_opened(url):
-    with pytest.raises(UserError) as error:
-        Journal(url, "run")
-    assert "secret" not in str(error.value)
+    for opened in (Journal, found_journal):
+        with pytest.raises(UserError) as error:
+            opened(url, "run")
+        assert "secret" not in str(error.value)
 
 
 def test_a_file_that_is_no_database_is_told(tmp_path):
@@ -119,7 +120,7 @@ def test_a_file_that_is_no_database_is_told(tmp_path):
 
 def test_a_journal_that_goes_away_is_an_error_that_passes(tmp_path):
     """Here somebody else holds the database for longer than the journal waits."""
-    journal = Journal(f"sqlite:///{tmp_path}/journal.db", "run")
+    journal = found_journal(f"sqlite:///{tmp_path}/journal.db", "run")
     other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
     with journal.transaction() as book:
         book.connection.exec_driver_sql("PRAGMA busy_timeout = 50")
@@ -133,7 +134,7 @@ def test_a_journal_that_goes_away_is_an_error_that_passes(tmp_path):
 
 
 def test_a_number_is_new_once(tmp_path):
-    journal = Journal(f"sqlite:///{tmp_path}/journal.db", "run")
+    journal = found_journal(f"sqlite:///{tmp_path}/journal.db", "run")
     with journal.transaction() as book:
         assert book.is_new("phone", "7", 1.0)
         assert not book.is_new("phone", "7", 2.0)

@@ -12,7 +12,6 @@ import urllib3
 from partwise.deployment.auth import DeviceKey, new_token
 from partwise.deployment.federation import found_run, open_run
 from partwise.deployment.http_link import HttpLink
-from partwise.deployment.http_server import Allowed
 from partwise.deployment.link import UnreachableError
 from partwise.runs.resolve import resolve
 from partwise.types import UserError
@@ -180,7 +179,8 @@ def test_status_and_metrics(run, url, token, enroll):
 
 
 def test_too_many_requests_are_refused_for_this_device_alone(run, serve, enroll):
-    with serve(run.hub, run.offer, limits=Allowed(requests=5)) as url:
+    few = run.offer._replace(settings={**run.offer.settings, "deploy.requests": 5})
+    with serve(run.hub, few) as url:
         busy, calm = HttpLink(url, enroll(run.hub)), HttpLink(url, enroll(run.hub))
         for _ in range(5):
             busy.offer()
@@ -190,7 +190,7 @@ def test_too_many_requests_are_refused_for_this_device_alone(run, serve, enroll)
 
 
 def test_where_tls_is_required_plain_http_is_refused(run, serve, enroll, token):
-    with serve(run.hub, run.offer, limits=Allowed(tls=True)) as url:
+    with serve(run.hub, run.offer, tls=True) as url:
         with pytest.raises(UserError, match="over https only"):
             HttpLink(url, enroll(run.hub)).offer()
         assert ask(url, "/v1/operator/status", token)[0] == 403

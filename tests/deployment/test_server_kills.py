@@ -72,7 +72,7 @@ def test_a_server_killed_twenty_times_trains_the_same_model(tmp_path, database, 
     task, config = resolve("planted", None, SETTINGS)
     task = task._replace(train=task.train.take(np.argsort(task.train.client_ids.astype(str))))
     prepared = prepare(task, config)
-    found_run(task, config, tmp_path)
+    found_run(task, config, tmp_path, journal)
     hub, *_ = open_run(tmp_path, journal, **RULES)
     keys = [enroll(hub) for _ in range(4)]
     port, done = free_port(), []

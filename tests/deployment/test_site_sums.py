@@ -13,7 +13,7 @@ from partwise.deployment.agent import Agent, run_agent
 from partwise.deployment.book import TaskRow
 from partwise.deployment.coordinator import Job, Work
 from partwise.deployment.http_link import HttpLink
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import Journal, found_journal
 from partwise.deployment.link import read_answer, write_answer
 from partwise.deployment.own_store import opened
 from partwise.deployment.rules import make_rules
@@ -260,7 +260,7 @@ def test_what_sums_cannot_do_is_refused():
 
 def test_tasks_of_a_journal_from_before_there_were_sums_are_of_one_client(tmp_path):
     url, row = f"sqlite:///{tmp_path}/journal.db", TaskRow("id", "train", 0, 0, 0, "ann", "device")
-    journal = Journal(url, "run")
+    journal = found_journal(url, "run")
     with journal.transaction() as book:
         book.put_tasks([row])
         for column in ("tasks DROP COLUMN clients", "round DROP COLUMN stage", "round DROP COLUMN staged"):

@@ -14,7 +14,7 @@ from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Wait
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import found_journal
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory_book import MemoryBook
 from partwise.deployment.rules import Rules
@@ -140,7 +140,7 @@ def in_memory():
 
 @contextlib.contextmanager
 def journal_at(url):
-    journal = Journal(url, "run")
+    journal = found_journal(url, "run")
     yield journal.transaction
     journal.close()
 

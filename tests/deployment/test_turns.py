@@ -17,7 +17,7 @@ from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.jobs import Work
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal import Journal, found_journal
 from partwise.deployment.memory_book import MemoryBook
 from partwise.deployment.rules import Rules
 from partwise.metrics import Sums
@@ -63,7 +63,7 @@ class Turns:
 
     def present(self, client, now=0.0, device=None):
         device = device or f"device {client}"
-        assert self.do("join", device, [client], lambda _: True) is None
+        assert self.do("join", device, [client], lambda _: True) == []
         self.do("poll", device, now)
 
     def round(self):
@@ -110,6 +110,7 @@ def turns(request, tmp_path):
     url = f"sqlite:///{tmp_path}/journal.db"
     if request.param == "postgresql":
         url = request.getfixturevalue("new_postgres")()
+    found_journal(url, "run").close()
     with contextlib.ExitStack() as stack:
 
         def again(**changes):
@@ -168,7 +169,7 @@ def test_a_client_that_moves_to_another_device_waits_all_the_same(turns):
 def test_every_client_of_a_sum_waits(turns):
     desk = turns(reports="sum")
     for device, clients in {"x": ["a", "b", "c"], "y": ["d", "e", "f"]}.items():
-        assert desk.do("join", device, clients) is None
+        assert desk.do("join", device, clients) == []
         desk.do("poll", device, 0.0)
     asked = []
     for _ in range(WAIT):
@@ -188,7 +189,7 @@ def test_a_buffer_has_no_rounds_to_wait_for():
 
 def test_turns_come_with_version_5_of_the_journal(tmp_path):
     url = f"sqlite:///{tmp_path}/journal.db"
-    Journal(url, "run").close()
+    found_journal(url, "run").close()
     with sqlite3.connect(tmp_path / "journal.db") as connection:
         for line in ("DROP TABLE turns", "UPDATE about SET tables = 4"):
             connection.execute(line)

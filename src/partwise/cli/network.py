@@ -78,7 +78,9 @@ def serve(options: Options) -> Result:
             raise UserError(
                 f"'{options.out}' holds no run yet: say what is to be trained, as in `partwise serve planted`"
             )
-        found_run(*resolve(task, options.data, changes, options.preset, recorded), options.out)
+        found_run(
+            *resolve(task, options.data, changes, options.preset, recorded), options.out, options.journal
+        )
     elif options.task or options.set or options.config:
         raise UserError(
             f"'{options.out}' holds a run already, which keeps its settings: leave out the task and --set, or "
@@ -343,16 +345,14 @@ def _change(
 ) -> None:
     """Change the keys of a run: in its journal on this host, or at its server with an operator's token."""
     if not is_url(options.where):
-        from partwise.deployment.federation import JOURNAL_FILE
-        from partwise.deployment.journal import Journal
+        from partwise.deployment.journal_place import journal_of
         from partwise.deployment.key_ring import KeyRing
         from partwise.runs.folder import Folder
 
         folder = Folder(options.where)
         folder.config()  # that there is one
-        journal = Journal(options.journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
-        here(KeyRing(journal))
-        journal.close()
+        with contextlib.closing(journal_of(folder, options.journal)) as journal:
+            here(KeyRing(journal))
         return
     if there is None:
         raise UserError("operators are enrolled on the server's host: give the folder of the run, not a URL")

@@ -17,7 +17,7 @@ from pathlib import Path
 from partwise.algorithm import Algorithm
 from partwise.data.store import ClientStore
 from partwise.deployment.link import Link
-from partwise.deployment.offered import algorithm_of, least_examples
+from partwise.deployment.offered import algorithm_of, check_model, least_examples
 from partwise.deployment.own_data import OwnTable
 from partwise.deployment.own_store import OwnStore, opened
 from partwise.deployment.page_reader import Reader
@@ -124,13 +124,15 @@ class Agent:
 
         def begin() -> Workplace:
             offer = link.offer()
+            check_model(offer, algorithm)
+            kept.belong(offer.run, offer.model)
             reader = Reader(link.files(offer.files), None, algorithm.partition)
             more = {
                 "least": least_examples(offer),
                 "secret": secret_of(offer, algorithm),
                 "masking": masking_of(offer, algorithm),
             }
-            return Workplace(link, algorithm, lambda: store, kept, refresh=refresh, reader=reader, **more)
+            return Workplace(link, algorithm, lambda: store, kept, offer.run, refresh, reader=reader, **more)
 
         self._resident = Resident(link, begin, Pace(ready, most, sleep))
 

@@ -65,11 +65,10 @@ class Coordinator:
         device: str,
         clients: Iterable[str],
         has_left: HasLeft = lambda device: False,
-    ) -> Refused | None:
-        """A device says which clients it has. If one of them is another device's, none joins, unless that device
-        takes part no longer: then the client has moved."""
-        others = book.join([ClientRow(name, device) for name in clients], has_left)
-        return Refused("client", f"client '{others[0]}' is on another device") if others else None
+    ) -> list[str]:
+        """A device says which clients it has. Returns those that are another device's: then none joins. If that
+        device takes part no longer, the client has moved."""
+        return book.join([ClientRow(name, device) for name in clients], has_left)
 
     def poll(self, book: Book, device: str, now: float, ready: bool = True, most: int = 1) -> Work | Wait:
         """A device asks for work for at most so many of its clients; `ready` says that it may work at all.

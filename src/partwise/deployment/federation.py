@@ -7,6 +7,7 @@ run is founded.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.files import open_place
 from partwise.deployment.helper_link import HelperLink
 from partwise.deployment.hub import Hub, Publisher
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal_place import VERSIONS, begin_journal, journal_of
 from partwise.deployment.link import Offer
 from partwise.deployment.offered import algorithm_of as algorithm_of
 from partwise.deployment.offered import algorithm_with
@@ -45,7 +46,7 @@ from partwise.deployment.promise import (
     promised_config,
 )
 from partwise.deployment.publisher import PagePublisher, WholePublisher
-from partwise.deployment.rules import make_rules
+from partwise.deployment.rules import check_hold, make_rules
 from partwise.model.partition import Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.client_file import Source, source_of
@@ -58,19 +59,21 @@ from partwise.simulation.kept import check_keys_stay
 from partwise.tasks import Task
 from partwise.types import UserError
 
-JOURNAL_FILE = "journal.db"
-VERSIONS, FILES = "versions", "files"  # folders: the server's states, and what devices may read
+FILES = "files"  # the folder of what devices may read
 
 
-def found_run(task: Task, config: Config, out: str | Path) -> Folder:
-    """Begin a deployed run in a folder. Of the task's data, only ids and heat are kept.
+def found_run(task: Task, config: Config, out: str | Path, journal: str | None = None) -> Folder:
+    """Begin a deployed run in a folder, with a journal and an identity of its own. Of the task's data, only ids and
+    heat are kept.
 
     Args:
         task: The task.
         config: All settings, with those of `deploy`.
         out: The folder.
+        journal: The URL of an empty database for the journal (default: SQLite in the folder).
     """
     make_rules(config)
+    check_hold(config)
     _check_deployable(task, config)
     # The heat is written below. Devices are told all settings, and a place on this machine is not their business.
     config = promised_config(config, map(str, task.train.client_ids.tolist())).changed({"server.counts": ""})
@@ -82,6 +85,8 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.held():
         folder.check_free()
+        run = secrets.token_hex(16)  # no part of any randomness of the training
+        begin_journal(folder.path, run, journal)
         save_heats(folder.path / HEAT_FILE, heats)
         # What the server will have: no examples, and the heat that was just counted, which may have secret noise.
         known = only_known(source_of(task.train), prepared.store.num_clients, {HEATS: heats})
@@ -91,12 +96,14 @@ def found_run(task: Task, config: Config, out: str | Path) -> Folder:
         start = init_server(serving, rng)._replace(params=init_params(algorithm, rng))
         save_tree(folder.path / START_FILE, start, {"round": 0})
         keep_cohort_seed(folder.path, config)
-        (folder.path / VERSIONS).mkdir(mode=0o700)  # states may have buffers of secret noise
+        # States may have buffers of secret noise. If the beginning was killed before, the folder may be there.
+        (folder.path / VERSIONS).mkdir(mode=0o700, exist_ok=True)
         folder.start(
             config,
             task.options,
             source_of(task.train),
             {"data": fingerprint(task), "lanes": 0, "clients": prepared.store.num_clients},
+            run,
         )
     return folder
 
@@ -140,7 +147,7 @@ def open_run(
 
     Args:
         path: The folder, which `found_run` made.
-        journal: The URL of the journal's database (default: SQLite in the folder).
+        journal: The URL of the journal's database, if it has a password (default: where the run was begun with it).
         files: The URL at which devices find the files of slices (default: the server itself).
         place: Where files of slices are written, a folder or an s3:// URL (default: in the folder).
         clock: Seconds since some moment, the same for all servers of a run.
@@ -158,7 +165,7 @@ def open_run(
     sealed = pair.form if pair else masked.form if masked else None
     promised = protection(config, config.deploy.population)
     server = Server(algorithm, folder.run, config.deploy.precision, sealed, make_noise(promised))
-    rows = Journal(journal or f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
+    rows = journal_of(folder, journal)
     like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
     start = load_tree(folder.path / START_FILE, like)[0]
     publisher, own = _publisher(folder, config, algorithm.partition, heats, place)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,6 +54,7 @@ class FlowerNode:
 
     def __init__(self) -> None:
         self.clients = names_digest([])  # digest of those that joined
+        self.others: set[str] = set()  # those that could not join
         self.reply: Reply | None = None  # the last one
         self.letter: str | None = None  # id of the letter that it has
         self.failures, self.not_before = 0, 0.0
@@ -139,13 +140,17 @@ class FlowerHub:
             logger.warning("node %d: %s", number, error)
             return node.failed(now)
         if reply.clients is not None:
-            refused = self._hub.join(_device(number), reply.clients, has_left=self._has_left).result()
-            if refused:
-                logger.warning("node %d could not join: %s", number, refused.what)
+            others = self._join(number, reply.clients)
+            if others and others != node.others:
+                told = ", ".join(sorted(others)[:10])
+                logger.warning("node %d: clients of another node could not join: %s", number, told)
+            node.others = others
+            if others and len(others) == len(reply.clients):
                 node.reply = None  # it is greeted again
                 return node.failed(now)
-            node.clients = names_digest(reply.clients)
-            logger.info("node %d has %s", number, counted(len(reply.clients), "client"))
+            joined = set(reply.clients) - others
+            node.clients = names_digest(joined)  # of the others the node tells again with its next reply
+            logger.info("node %d has %s", number, counted(len(joined), "client"))
         node.failures, node.reply = 0, reply
         waiting = [self._hub.report(_device(number), report) for report in reply.reports]
         lost = [self._hub.decline(_device(number), task) for task in reply.declined]
@@ -157,6 +162,16 @@ class FlowerHub:
         if not self._may_work(reply):
             node.not_before = now + AGAIN
         return None
+
+    def _join(self, number: int, names: Sequence[str]) -> set[str]:
+        """Have a node's clients join. Returns those that are another node's, and do not."""
+        others: set[str] = set()
+        while mine := [name for name in names if name not in others]:
+            found = self._hub.join(_device(number), mine, has_left=self._has_left).result()
+            if not found:
+                break
+            others |= set(map(str, found))
+        return others
 
     def _has_left(self, device: str) -> bool:
         """Whether a node is not there any more. Without a registered key, a node that comes back is a new one."""

@@ -57,9 +57,10 @@ class FlowerLink:
             raise UnreachableError("the SuperLink has no letter for this node yet")
         return self._letter.offer
 
-    def join(self, clients: Iterable[str]) -> None:
+    def join(self, clients: Iterable[str]) -> list[str]:
         """As `Link.join`. The server hears of it with the next reply; if it refuses, that is in its log."""
         self._clients |= set(clients)
+        return []
 
     def poll(self, ready: bool, most: int, status: Mapping[str, Any] | None = None) -> Work | Wait:
         """As `Link.poll`."""

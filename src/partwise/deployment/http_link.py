@@ -13,6 +13,7 @@ import numpy as np
 import urllib3
 
 from partwise.checkpoint import to_bytes
+from partwise.config.sections import DeployConfig
 from partwise.deployment.auth import DeviceKey
 from partwise.deployment.bodies import ZSTD, TooLargeError, pack, unpack
 from partwise.deployment.http_files import HttpFiles
@@ -41,16 +42,18 @@ class HttpLink:
         url: Where the server is, as in `https://example.org:8443`.
         key: This device's key.
         authority: A file with the certificate that signed the server's; by default those that the system trusts.
-        hold: Seconds that a poll may wait for work.
+        hold: Seconds that a poll may wait for work; None: as long as the run lets it (`deploy.hold`).
     """
 
-    def __init__(self, url: str, key: DeviceKey, authority: str | Path | None = None, hold: float = 20.0):
+    def __init__(
+        self, url: str, key: DeviceKey, authority: str | Path | None = None, hold: float | None = None
+    ):
         if not re.match(r"https?://[^/]+", url):
             raise UserError(f"the server's URL must begin with https:// (or http://), not '{url}'")
         self.url, self.key, self._hold, self._authority = url.rstrip("/"), key, hold, authority
-        timeout = urllib3.Timeout(connect=CONNECT, read=READ + hold)
         known = trusted(authority)
-        self._pool = urllib3.PoolManager(timeout=timeout, retries=False, ca_certs=known, maxsize=4)
+        self._pool = urllib3.PoolManager(retries=False, ca_certs=known, maxsize=4)
+        self._longest = DeployConfig.hold  # until the run is known
         self.bytes_down = self.bytes_up = 0  # of bodies
 
     def offer(self) -> Offer:
@@ -61,15 +64,26 @@ class HttpLink:
                 f"{self.url} does not speak protocol {PROTOCOL} of partwise: give the URL of a partwise server, "
                 f"and install the version of partwise that it has"
             )
-        return Offer(**{name: told[name] for name in Offer._fields})
+        offer = Offer(**{name: told[name] for name in Offer._fields})
+        self._longest = float(offer.settings["deploy.hold"])
+        return offer
 
-    def join(self, clients: Iterable[str]) -> None:
+    def join(self, clients: Iterable[str]) -> list[str]:
         """As `Link.join`."""
-        self._good("POST", "/v1/join", _document({"clients": list(clients)}))
+        names = list(clients)
+        status, data = self._request("POST", "/v1/join", _document({"clients": names}))
+        if status == 200:
+            return []
+        refused, which = _refused(status, data), json.loads(data).get("clients")
+        others = [name for name in names if name in which] if isinstance(which, list) else []
+        if not others:
+            raise self._refusal("/v1/join", refused)
+        return others
 
     def poll(self, ready: bool, most: int, status: Mapping[str, Any] | None = None) -> Work | Wait:
         """As `Link.poll`."""
-        said = {"ready": ready, "most": most, "hold": self._hold, "status": dict(status or {})}
+        hold = self._longest if self._hold is None else self._hold
+        said = {"ready": ready, "most": most, "hold": hold, "status": dict(status or {})}
         return read_answer(self._good("POST", "/v1/poll", _document(said)))
 
     def slices(self, task: str, keys: Mapping[str, np.ndarray]) -> bytes | Refused:
@@ -115,9 +129,11 @@ class HttpLink:
     def _good(self, method: str, path: str, body: bytes = b"", most: int = LARGEST) -> bytes:
         status, data = self._request(method, path, body, most)
         if status != 200:
-            refused = _refused(status, data)
-            raise UserError(f"{self.url}{path} refused ({refused.reason}): {refused.what}")
+            raise self._refusal(path, _refused(status, data))
         return data
+
+    def _refusal(self, path: str, refused: Refused) -> UserError:
+        return UserError(f"{self.url}{path} refused ({refused.reason}): {refused.what}")
 
     def _request(self, method: str, path: str, body: bytes = b"", most: int = LARGEST) -> tuple[int, bytes]:
         """Status and body of the answer; errors of the network or the server mean: try again."""
@@ -125,7 +141,12 @@ class HttpLink:
         headers |= {"accept-encoding": ZSTD} | self.key.headers(method, path, packed)
         try:
             answer = self._pool.request(
-                method, self.url + path, body=packed or None, headers=headers, preload_content=False
+                method,
+                self.url + path,
+                body=packed or None,
+                headers=headers,
+                preload_content=False,
+                timeout=urllib3.Timeout(connect=CONNECT, read=READ + max(self._longest, self._hold or 0.0)),
             )
             data = answer.read(most + 1, decode_content=False)
             answer.release_conn()

@@ -25,8 +25,9 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from starlette.applications import Starlette
@@ -38,18 +39,20 @@ from partwise.checkpoint import from_bytes
 from partwise.deployment.auth import NotAllowedError, Signed, verify
 from partwise.deployment.bodies import TooLargeError, pack, read_body, read_json, unpack
 from partwise.deployment.book import RoundRow
+from partwise.deployment.clerk import Answer
 from partwise.deployment.helper_link import HelperDownError
-from partwise.deployment.hub import Hub
+from partwise.deployment.hub import Hub, OwnFaultError
 from partwise.deployment.jobs import Wait
 from partwise.deployment.journal import JournalDownError, SqlBook
 from partwise.deployment.link import DECLINES, Offer, write_answer
 from partwise.deployment.meters import Meters
 from partwise.deployment.operator_routes import operator_routes
+from partwise.deployment.rules import longest_hold
 from partwise.deployment.waiting import Allowance, Waiting
 from partwise.server.messages import LARGEST_HEADER
 from partwise.server.private_slices import largest_question
 from partwise.server.round import Refused
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
 logger = logging.getLogger("partwise.server")
 SAFETENSORS, JSON = "application/x-safetensors", "application/json"
@@ -58,43 +61,34 @@ SMALL = 1 << 20  # bytes of a request that is JSON
 TICK = 0.2  # seconds between looks whether a round is due, if nothing happens
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
 
-Answer = Callable[[Signed, bytes, Request], Awaitable[Response]]
+FAULT = 60.0  # seconds after a mistake of the server in which it says that it is not ready
+
+Answering = Callable[[Signed, bytes, Request], Awaitable[Response]]
 
 
-class Allowed(NamedTuple):
-    """What the server allows.
-
-    requests: of a device in a minute
-    hold:     seconds that a poll may wait for work
-    tls:      whether requests must have come over TLS, to this process or to a proxy before it
-    """
-
-    requests: int = 600
-    hold: float = 20.0
-    tls: bool = False
-
-
-def application(
-    hub: Hub, offer: Offer, limits: Allowed | None = None, files: Path | None = None
-) -> Starlette:
+def application(hub: Hub, offer: Offer, tls: bool = False, files: Path | None = None) -> Starlette:
     """The application of one run.
 
     Args:
         hub: This process's share of the run.
-        offer: What devices are told of it.
-        limits: What is allowed.
+        offer: What devices are told of it. Its settings `deploy.requests` and `deploy.hold` are kept.
+        tls: Whether requests must have come over TLS, to this process or to a proxy before it.
         files: The folder of the files of slices, if this server hands them out itself.
     """
-    return _Application(hub, offer, limits or Allowed(), files).starlette()
+    return _Application(hub, offer, tls, files).starlette()
 
 
 class _Application:
-    def __init__(self, hub: Hub, offer: Offer, limits: Allowed, files: Path | None):
-        self.hub, self.limits, self.files = hub, limits, files
+    def __init__(self, hub: Hub, offer: Offer, tls: bool, files: Path | None):
+        self.hub, self.tls, self.files = hub, tls, files
         self.offer, self.offered = offer, json.dumps(offer._asdict()).encode()
-        self.waiting, self.allowance, self.meters = Waiting(), Allowance(limits.requests), Meters()
+        self.requests = offer.settings["deploy.requests"]
+        self.waiting, self.allowance, self.meters = Waiting(), Allowance(self.requests), Meters()
         self.between_stages = Waiting()
+        self.faults: dict[str, float] = {}  # where the server made a mistake, and when
         self.rules, pair = hub.coordinator.rules, hub.pair
+        # A run that was begun before longer ones were refused may have one.
+        self.hold = min(offer.settings["deploy.hold"], longest_hold(self.rules.fresh))
         self.question = largest_question(pair.agreement) if pair else 0
         self.privately = offer.settings.get("serving.way") == "private"
 
@@ -123,7 +117,7 @@ class _Application:
         app.state.wake = self.wake_all  # before the server stops
         return app
 
-    def endpoint(self, path: str, work: Answer, most: int) -> Callable[[Request], Awaitable[Response]]:
+    def endpoint(self, path: str, work: Answering, most: int) -> Callable[[Request], Awaitable[Response]]:
         """A request of a device: its body is read up to a limit, and its device is known."""
 
         async def answer(request: Request) -> Response:
@@ -131,7 +125,7 @@ class _Application:
             asked = (request.method, request.url.path, request.headers, raw)
             signed = verify(asked, self.hub.keys.get, time.time())
             if not self.allowance.take(signed.device, time.monotonic()):
-                told = f"device {signed.device} makes more than {self.limits.requests} requests a minute"
+                told = f"device {signed.device} makes more than {self.requests} requests a minute"
                 return refusal(429, "too many", told)
             body = unpack(raw, request.headers.get("content-encoding", ""), most)
             response = await work(signed, body, request)
@@ -149,13 +143,17 @@ class _Application:
         async def guard(request: Request) -> Response:
             begin = time.perf_counter()
             try:
-                if self.limits.tls and request.url.scheme != "https":
+                if self.tls and request.url.scheme != "https":
                     raise NotAllowedError(403, "https", "this server is reached over https only")
                 response = await answer(request)
             except Exception as error:
                 response = _answer_to(error)
                 if response.status_code in (401, 403):
                     logger.info("%s refused: %s", path, error)
+            if response.status_code == 500:
+                self.faults[path] = time.monotonic()
+            elif response.status_code < 400:
+                self.faults.pop(path, None)
             self.meters.answered(path, response.status_code, time.perf_counter() - begin)
             return response
 
@@ -168,24 +166,29 @@ class _Application:
 
     async def join(self, signed: Signed, body: bytes, request: Request) -> Response:
         clients = read_json(body, {"clients": []})["clients"]
-        if not clients or not all(_is_name(name) for name in clients):
-            raise UserError(
-                "clients must be names of 1 to 200 characters, at least one, without control characters"
-            )
-        refused = await asyncio.wrap_future(self.hub.join(signed.device, clients, signed.nonce))
-        return _refused(refused) if refused else JSONResponse({"clients": len(clients)})
+        wrong = [name for name in clients if not _is_name(name)]
+        if wrong or not clients:
+            told = "clients must be names of 1 to 200 characters, at least one, without control characters"
+            return refusal(400, "malformed", told, clients=wrong)
+        found = await _decided(self.hub.join(signed.device, clients, signed.nonce))
+        if isinstance(found, Refused):
+            return _refused(found)
+        if found:
+            told = f"{counted(len(found), 'client')} on another device, such as '{found[0]}'"
+            return refusal(409, "client", told, clients=found)
+        return JSONResponse({"clients": len(clients)})
 
     async def poll(self, signed: Signed, body: bytes, request: Request) -> Response:
         said = read_json(body, {"ready": True, "most": 1, "hold": 0.0, "status": {}})
         ready, most = said["ready"] and self.rules.may_work(said["status"]), min(max(1, said["most"]), 1000)
-        hold = min(said["hold"], self.limits.hold, self.rules.fresh / 2)
+        hold = min(said["hold"], self.hold)
         turn = self.waiting.begin(signed.device)
         try:
-            found = await asyncio.wrap_future(self.hub.poll(signed.device, ready, most, signed.nonce))
+            found = await _decided(self.hub.poll(signed.device, ready, most, signed.nonce))
             if isinstance(found, Wait) and not found.ended and hold > 0:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(turn, hold)
-                    found = await asyncio.wrap_future(self.hub.poll(signed.device, ready, most))
+                    found = await _decided(self.hub.poll(signed.device, ready, most))
         finally:
             self.waiting.end(signed.device, turn)
         if isinstance(found, Refused):
@@ -196,7 +199,7 @@ class _Application:
         if self.privately:
             return refusal(409, "keys", "the slices of this run are fetched privately: say no keys")
         keys, task = _keys(body), request.path_params["task"]
-        row = await asyncio.wrap_future(self.hub.grant(signed.device, task, keys, signed.nonce))
+        row = await _decided(self.hub.grant(signed.device, task, keys, signed.nonce))
         if isinstance(row, Refused):
             return _refused(row)
         message = await asyncio.to_thread(self.hub.message, row, keys)
@@ -226,9 +229,9 @@ class _Application:
         turn = self.between_stages.begin(signed.device)
         try:
             found = await asyncio.wrap_future(self.hub.answer(*asked, signed.nonce))
-            if isinstance(found, Wait) and self.limits.hold > 0:
+            if isinstance(found, Wait) and self.hold > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(turn, min(self.limits.hold, self.rules.fresh / 2))
+                    await asyncio.wait_for(turn, self.hold)
                     found = await asyncio.wrap_future(self.hub.answer(*asked))
         finally:
             self.between_stages.end(signed.device, turn)
@@ -237,7 +240,7 @@ class _Application:
         return _refused(found) if isinstance(found, Refused) else answer_with(request, found, BYTES)
 
     async def report(self, signed: Signed, body: bytes, request: Request) -> Response:
-        found = await asyncio.wrap_future(self.hub.report(signed.device, body, signed.nonce))
+        found = await _decided(self.hub.report(signed.device, body, signed.nonce))
         self.waiting.news.set()
         if isinstance(found, Refused):
             self.meters.refused(found.reason)
@@ -249,7 +252,7 @@ class _Application:
         reason, task = read_json(body, {"reason": ""})["reason"], request.path_params["task"]
         if reason not in DECLINES:
             raise UserError(f"reason must be one of {', '.join(DECLINES)}, not '{reason[:40]}'")
-        refused = await asyncio.wrap_future(self.hub.decline(signed.device, task, signed.nonce))
+        refused = await _decided(self.hub.decline(signed.device, task, signed.nonce))
         if refused:
             return _refused(refused)
         logger.info("device %s declines task %s (%s)", signed.device, task, reason)
@@ -273,6 +276,11 @@ class _Application:
             row = await asyncio.wrap_future(self.hub.clerk.submit(lambda book: book.round()))
         except JournalDownError as error:
             return refusal(503, "journal", str(error))
+        broken = sorted(path for path, when in self.faults.items() if time.monotonic() - when < FAULT)
+        if broken:
+            return refusal(
+                503, "error", f"the server made a mistake, which is in its log: {', '.join(broken)}"
+            )
         return JSONResponse({"run": self.offer.run, "version": row.number, "phase": row.phase})
 
     # Rounds
@@ -298,7 +306,10 @@ class _Application:
                 await asyncio.sleep(1)
             except Exception:
                 logger.exception("a round could not be looked after; trying again")
+                self.faults["rounds"] = time.monotonic()
                 await asyncio.sleep(1)
+            else:
+                self.faults.pop("rounds", None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.waiting.news.wait(), TICK)
             self.waiting.news.clear()
@@ -339,10 +350,18 @@ def answer_with(request: Request, content: bytes, kind: str) -> Response:
     return Response(packed, media_type=kind, headers=headers)
 
 
-def refusal(status: int, reason: str, what: str) -> Response:
+async def _decided(future: Future[Answer]) -> Answer:
+    """A decision of the hub. What it was given was read before, so errors in what it reads are the server's own."""
+    try:
+        return await asyncio.wrap_future(future)
+    except UserError as error:
+        raise OwnFaultError(str(error)) from error
+
+
+def refusal(status: int, reason: str, what: str, **more: Any) -> Response:
     """Why a request is refused."""
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    return JSONResponse({"reason": reason, "what": what}, status_code=status, headers=headers)
+    return JSONResponse({"reason": reason, "what": what, **more}, status_code=status, headers=headers)
 
 
 def _answer_to(error: Exception) -> Response:

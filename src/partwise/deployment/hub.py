@@ -29,7 +29,7 @@ from partwise.deployment.book import HasLeft, RoundRow, TaskRow, VersionRow
 from partwise.deployment.clerk import Answer, Clerk
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.jobs import Due, Wait, Work
-from partwise.deployment.journal import Journal, SqlBook
+from partwise.deployment.journal import Journal, SqlBook, shown
 from partwise.deployment.key_ring import KeyRing
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory import give_back_memory
@@ -47,6 +47,10 @@ logger = logging.getLogger("partwise.server")
 # What is not recorded of a round if clients are promised privacy. The number of clients and their loss have noise.
 HIDDEN = ("invited", "reports", "empty", "broken", "missing", "bytes_down", "bytes_up")
 FORGET = 60.0  # seconds between deletions of what is not needed any more
+
+
+class OwnFaultError(Exception):
+    """Something is wrong with the server's own files, and not with what was asked of it."""
 
 
 class Publisher(Protocol):
@@ -116,7 +120,14 @@ class Hub:
         self._begin()
 
     def _begin(self) -> None:
-        """Publish the first version, unless there is one."""
+        """Publish the first version, unless there is one. The newest must be there."""
+        try:
+            self.state(self.round().number)
+        except OwnFaultError as error:
+            raise UserError(
+                f"{error}. The journal '{shown(self.journal.url)}' has this version: restore the run's folder and "
+                f"its journal from one backup"
+            ) from None
         if self.pair:
             self.pair.publish(0, self._start.params)
         first = VersionRow(0, "", "{}")
@@ -128,9 +139,10 @@ class Hub:
 
     def join(
         self, device: str, clients: Iterable[str], nonce: str = "", has_left: HasLeft | None = None
-    ) -> Future[Refused | None]:
-        """A device says which clients it has. If one of them is refused, none joins. Clients of a device that takes
-        part no longer (by default: whose key is revoked or has expired) are the new device's from then on."""
+    ) -> Future[list[str] | Refused]:
+        """A device says which clients it has. The answer is which of them are another device's: then none joins.
+        Clients of a device that takes part no longer (by default: whose key is revoked or has expired) are the new
+        device's from then on."""
         names, left = list(clients), has_left or self._has_no_key
         return self._asked(device, nonce, lambda book: self.coordinator.join(book, device, names, left))
 
@@ -322,7 +334,10 @@ class Hub:
         row = self.version(number)
         if row is None:
             raise LookupError(f"version {number} was not published")
-        return load_tree(self.folder / row.file, self._start)[0]
+        try:
+            return load_tree(self.folder / row.file, self._start)[0]
+        except UserError as error:
+            raise OwnFaultError(f"version {number} of the model cannot be read: {error}") from error
 
     def _sendable(self, number: int) -> Sendable:
         """A version whose leaves are on the host."""

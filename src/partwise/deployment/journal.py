@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +24,7 @@ from partwise.deployment.tables import (
     ABOUT,
     CLIENTS,
     DEVICES,
+    KEYS,
     NONCES,
     ROUND,
     TASKS,
@@ -42,40 +44,29 @@ class JournalDownError(Exception):
 
 
 class Journal:
-    """A run's rows in a database.
+    """A run's rows in a database, which `found_journal` has made. Raises `UserError` if it is not there, or of
+    another run.
 
     Args:
         url: `sqlite:///FILE`, or `postgresql+psycopg://USER:PASSWORD@HOST/NAME`.
-        run: The run's name. A database holds one run.
+        run: The run's identity. A database holds one run.
     """
 
     def __init__(self, url: str, run: str):
         self.url, self.run = url, run
-        try:
+        with _telling(url):
             self._engine = _engine(url)
+            file = self._engine.url.database
+            if self._engine.dialect.name == "sqlite" and not (file and Path(file).is_file()):
+                raise UserError(f"there is no journal '{shown(url)}'")  # SQLite would make an empty one
             with self._engine.begin() as connection:
                 _alone(connection)
+                found = _run_in(connection)
+                if found is None:
+                    raise UserError(f"the journal '{shown(url)}' is empty")
+                if found != run:
+                    raise UserError(f"the journal '{shown(url)}' is of run '{found}', not of '{run}'")
                 prepare_tables(connection)
-                self._begin(connection)
-        except (exc.SQLAlchemyError, ImportError) as error:
-            missing = getattr(error, "name", "") == "psycopg"
-            hint = ": pip install 'partwise[postgres]'" if missing else ""
-            told = f"the journal '{_shown(url)}' cannot be opened: {_first_line(error)}{hint}"
-            raise UserError(told) from None
-
-    def _begin(self, connection: sa.Connection) -> None:
-        """The first rows of a new run; of one that is there, a check that it is this one."""
-        insert = _insert(connection.dialect.name)
-        connection.execute(
-            insert(ABOUT).values(id=1, tables=VERSION, run=self.run, keys=0).on_conflict_do_nothing()
-        )
-        first = {"id": 1, **RoundRow()._asdict()}
-        connection.execute(insert(ROUND).values(first).on_conflict_do_nothing())
-        found = connection.execute(sa.select(ABOUT.c.run)).scalar_one()
-        if found != self.run:
-            raise UserError(
-                f"the journal '{_shown(self.url)}' is of run '{found}', not '{self.run}': give another database"
-            )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[SqlBook]:
@@ -84,7 +75,7 @@ class Journal:
             with self._engine.begin() as connection:
                 yield SqlBook(connection)
         except (exc.OperationalError, exc.InterfaceError, exc.InternalError) as error:
-            told = f"the journal '{_shown(self.url)}' does not answer: {_first_line(error)}"
+            told = f"the journal '{shown(self.url)}' does not answer: {_first_line(error)}"
             raise JournalDownError(told) from error
 
     def close(self) -> None:
@@ -311,6 +302,54 @@ def _of_round(kind: Kind, number: int, attempt: int) -> tuple[Any, ...]:
     return TASKS.c.kind == kind, TASKS.c.number == number, TASKS.c.attempt == attempt
 
 
+def found_journal(url: str, run: str) -> Journal:
+    """The journal of a new run, made in a database that holds no other. A run that was never served and has no keys
+    is no other: its folder was not completed."""
+    with _telling(url):
+        engine = _engine(url)
+        with engine.begin() as connection:
+            _alone(connection)
+            prepare_tables(connection)
+            found = _run_in(connection)
+            begun = sa.union_all(sa.select(VERSIONS.c.number), sa.select(sa.literal(0)).select_from(KEYS))
+            if found is not None and connection.execute(begun).first() is not None:
+                raise UserError(
+                    f"the journal '{shown(url)}' is of another run ('{found}'), and a new run needs a new one: "
+                    f"move it away, or give another database with --journal"
+                )
+            insert = _insert(connection.dialect.name)
+            about = {"id": 1, "tables": VERSION, "run": run, "keys": 0}
+            connection.execute(_put(insert, ABOUT), about)
+            connection.execute(_put(insert, ROUND), {"id": 1, **RoundRow()._asdict()})
+        engine.dispose()
+    return Journal(url, run)
+
+
+@contextlib.contextmanager
+def _telling(url: str) -> Iterator[None]:
+    """Errors of the database as sentences, without the password."""
+    try:
+        yield
+    except (exc.SQLAlchemyError, ImportError) as error:
+        hint = ""
+        if getattr(error, "name", "") == "psycopg":
+            hint = ": pip install 'partwise[postgres]'"
+        elif url.startswith("postgresql") and "password" in str(error):
+            hint = (
+                ". A password is given with the whole URL (--journal), or as for all programs of PostgreSQL "
+                "(PGPASSWORD, ~/.pgpass)"
+            )
+        told = f"the journal '{shown(url)}' cannot be opened: {_first_line(error)}{hint}"
+        raise UserError(told) from None
+
+
+def _run_in(connection: sa.Connection) -> str | None:
+    """The run that a database holds."""
+    if not sa.inspect(connection).has_table("about"):
+        return None
+    return connection.execute(sa.select(ABOUT.c.run)).scalar()
+
+
 def _engine(url: str) -> sa.Engine:
     engine = sa.create_engine(url, pool_pre_ping=True)
     if engine.dialect.name == "sqlite":
@@ -339,12 +378,13 @@ def _insert(dialect: str) -> Any:
     return {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect]
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """The URL without its password."""
     try:
-        return sa.make_url(url).render_as_string(hide_password=True)
+        bare = sa.make_url(url)._replace(password=None).difference_update_query(["password", "sslpassword"])
     except exc.ArgumentError:
         return url
+    return bare.render_as_string(hide_password=False)
 
 
 def _first_line(error: Exception) -> str:

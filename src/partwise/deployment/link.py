@@ -53,8 +53,9 @@ class Link(Protocol):
         """What the run is."""
         ...
 
-    def join(self, clients: Iterable[str]) -> None:
-        """Say which clients this device has. Raises `UserError` if one of them is on another device."""
+    def join(self, clients: Iterable[str]) -> list[str]:
+        """Say which clients this device has. Returns those that the server refuses: then none of the others has
+        joined either. Raises `UserError` if it refuses for another reason than the clients' names."""
         ...
 
     def poll(self, ready: bool, most: int, status: Mapping[str, Any] | None = None) -> Work | Wait:

@@ -18,12 +18,17 @@ from partwise.types import UserError
 def algorithm_of(offer: Offer, store: ClientStore) -> Algorithm:
     """The run's algorithm on a device with these clients."""
     algorithm = algorithm_with(recorded(parse_toml(offer.config)), offer.options, store)
+    check_model(offer, algorithm)
+    return algorithm
+
+
+def check_model(offer: Offer, algorithm: Algorithm) -> None:
+    """Raise `UserError` if the server has another model than this algorithm."""
     if algorithm.partition.digest != offer.model:
         raise UserError(
             "the server's model is not the one that its settings make here: this device has another version of "
             "partwise, or of the package that the task comes from. Install the server's"
         )
-    return algorithm
 
 
 def least_examples(offer: Offer) -> int:

@@ -28,6 +28,7 @@ OVER = (
     "declined",
 )  # why a task came to nothing that the server has ended itself
 NAMES_AT_ONCE = 1000  # clients that are joined with one request
+ASK_AGAIN = 600.0  # seconds after which clients that could not join are asked for again
 ALL_AT_ONCE = 1000  # clients for which work is asked for if they must work together
 
 
@@ -55,6 +56,8 @@ class Resident:
         self._place: Workplace | None = None
         self._group: MaskedGroup | None = None  # if sums are masked
         self._joined: set[str] = set()
+        self._refused: set[str] = set()  # clients that could not join
+        self._asked = time.monotonic()  # when they were last asked for
         self._gone: set[str] = set()  # tasks whose files were not there when they were last given
         self._begun = self._ended = False
         self._tidied = time.monotonic()
@@ -77,7 +80,7 @@ class Resident:
                     raise UserError(str(error)) from None
                 self._later(str(error))
             except UnreachableError as error:
-                self._joined.clear()  # it may have forgotten
+                self._forget()  # as the server may have
                 self._later(f"the server does not answer: {error}")
             except TROUBLE as error:
                 if self._begun or not isinstance(error, UserError):
@@ -146,18 +149,24 @@ class Resident:
         self._worked(good)
 
     def _join(self, names: set[str]) -> None:
-        """Tell the server about clients that it has not heard of. Those that it refuses later on, because they are
-        on another device, are not there for this run."""
-        new = sorted(names - self._joined)
+        """Tell the server about clients that it has not heard of. Each name that it refuses, because the client is
+        on another device, is left out, and asked for again later."""
+        if time.monotonic() - self._asked > ASK_AGAIN:
+            self._refused.clear()
+        new = sorted(names - self._joined - self._refused)
         for first in range(0, len(new), NAMES_AT_ONCE):
             some = new[first : first + NAMES_AT_ONCE]
-            try:
-                self._link.join(some)
-            except UserError as error:
-                if not self._begun:
-                    raise
-                log.warning("%s could not join: %s", counted(len(some), "new client"), error)
+            while some and (others := set(self._link.join(some))):
+                some = [name for name in some if name not in others]
+                self._refused |= others
             self._joined |= set(some)
+        if refused := self._refused & set(new):
+            self._asked = time.monotonic()
+            which = f"{counted(len(refused), 'client')} of {len(names)} could not join ({_some(refused)})"
+            told = f"{which}: they are on another device, or their names are not allowed"
+            if not (self._begun or self._joined):
+                raise UserError(f"{told}. If this device replaces the other one, revoke that one's key")
+            log.warning("%s. The agent goes on without them, and asks again", told)
 
     def _may_work(self) -> bool:
         ready = self._pace.ready()
@@ -177,8 +186,12 @@ class Resident:
             "the server now has another run or model (%s, before %s): beginning anew", offer.run, place.run
         )
         self._place = None
-        self._joined.clear()
+        self._forget()
         return True
+
+    def _forget(self) -> None:
+        self._joined.clear()
+        self._refused.clear()
 
     def _is_old(self, job: Job, reason: str) -> bool:
         """Whether the files of a task are gone because it was given long ago: then the server is asked at once for
@@ -215,6 +228,12 @@ class Resident:
             self._said = kind
         seconds = LONGEST_WAIT if longest else min(LONGEST_WAIT, 0.5 * 2**self._tries)
         self._pace.sleep(seconds * random.uniform(0.5, 1.0))
+
+
+def _some(names: set[str]) -> str:
+    """Some of many names."""
+    few = [name[:40] for name in sorted(names)[:10]]
+    return ", ".join(few) + (", ..." if len(few) < len(names) else "")
 
 
 def _seconds(told: float, longest: float) -> float:

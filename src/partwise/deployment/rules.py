@@ -131,6 +131,22 @@ class Rules(NamedTuple):
         return int.from_bytes(digest[:8], "little") < self.held_out * 2**64
 
 
+def longest_hold(fresh: float) -> float:
+    """Seconds that a poll may wait at most, so that a device that waits still counts as one that is there."""
+    return fresh / 2
+
+
+def check_hold(config: Config) -> None:
+    """Raise `UserError` if polls would wait for so long that devices count as gone."""
+    hold, fresh = config.deploy.hold, config.deploy.fresh
+    if hold > longest_hold(fresh):
+        raise UserError(
+            f"deploy.hold is {hold:g} s, and a device that has not asked for deploy.fresh = {fresh:g} s is not "
+            f"invited: with this deploy.fresh, set deploy.hold to at most {longest_hold(fresh):g}, or raise "
+            f"deploy.fresh to at least {2 * hold:g}"
+        )
+
+
 def make_rules(config: Config, **changes: Any) -> Rules:
     """The rules that a configuration says; `changes` are other values of `Rules`."""
     part, recruiting = config.deploy, make_recruiting(config)

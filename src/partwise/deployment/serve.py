@@ -19,7 +19,7 @@ from partwise.deployment.federation import open_run
 from partwise.deployment.helper import Helper
 from partwise.deployment.helper_link import HttpHelper
 from partwise.deployment.helper_server import helper_application
-from partwise.deployment.http_server import Allowed, application
+from partwise.deployment.http_server import application
 from partwise.deployment.hub import Hub
 from partwise.deployment.journal import JournalDownError
 from partwise.deployment.listening import check_address, check_certificate, is_local
@@ -38,7 +38,7 @@ class Serving(NamedTuple):
     certificate:  a PEM file with the server's certificate and those that lead to its authority
     key:          a PEM file with the certificate's private key
     proxy:        whether TLS ends at a proxy on the same host or in the same network
-    journal:      URL of the journal's database; None: SQLite in the run's folder
+    journal:      URL of the journal's database, if it has a password; None: where the run was begun with it
     files:        URL at which devices find files of slices; "": at the server
     place:        where files of slices are written: a folder or an s3:// URL; "": the run's folder
     until_end:    whether the server stops when the run has ended
@@ -76,13 +76,7 @@ def serve(run: str | Path, how: Serving, told: Callable[[str], None] = lambda ur
     """Serve a run until SIGINT or SIGTERM, or until it ends. `told` is called with the server's URL."""
     how.check()
     hub, offer, files = open_run(run, how.journal, how.files, how.place, helper=_helper(how))
-    deploy = offer.settings
-    limits = Allowed(
-        requests=deploy["deploy.requests"],
-        hold=deploy["deploy.hold"],
-        tls=bool(how.certificate or how.proxy),
-    )
-    app = application(hub, offer, limits, files)
+    app = application(hub, offer, bool(how.certificate or how.proxy), files)
     ended = (lambda: _has_ended(hub)) if how.until_end else _never
     listen(app, how, told, ended, app.state.wake)
     return hub

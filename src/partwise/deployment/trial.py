@@ -25,9 +25,9 @@ from partwise.data.store import ClientStore
 from partwise.deployment.auth import DeviceKey, KeyRow
 from partwise.deployment.book import VersionRow
 from partwise.deployment.certificates import Certificates, make_certificates
-from partwise.deployment.federation import JOURNAL_FILE, found_run
+from partwise.deployment.federation import found_run
 from partwise.deployment.helper import TOKEN_FILE
-from partwise.deployment.journal import Journal
+from partwise.deployment.journal_place import journal_of
 from partwise.deployment.key_ring import KeyRing
 from partwise.runs.folder import Folder
 from partwise.runs.heat_counts import with_counts
@@ -127,7 +127,7 @@ def deal(folder: Folder, store: ClientStore, num_devices: int) -> list[Path]:
 
 def _enroll(folder: Folder, places: Sequence[Path]) -> None:
     """Give every device a key that the server knows."""
-    journal = Journal(f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run)
+    journal = journal_of(folder)
     ring = KeyRing(journal)
     for place in places:
         key = DeviceKey.new()
@@ -216,7 +216,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def _follow(federation: Processes, rounds: int, watch: Callable[[HowFar], None]) -> None:
     """Look at the run until it ends."""
     folder = federation.folder
-    journal, seen = Journal(f"sqlite:///{folder.path / JOURNAL_FILE}", folder.run), 0
+    journal, seen = journal_of(folder), 0
     try:
         while True:
             with journal.transaction() as book:

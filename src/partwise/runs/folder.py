@@ -35,7 +35,7 @@ from partwise.plugins import is_code
 from partwise.runs import lock, records
 from partwise.runs.client_file import Source
 from partwise.runs.document import to_plain
-from partwise.runs.trust import SIGNED, sign
+from partwise.runs.trust import SETTINGS, SIGNED, settings_digest, sign
 from partwise.types import RunWarning, UserError
 
 KEEP_CHECKPOINTS = 2
@@ -59,8 +59,8 @@ LATER = ("metrics.jsonl", "checkpoints", "model.safetensors", BEST, CLOCK, FAILE
 
 def identity(config: Config, begun: Mapping[str, Any]) -> str:
     """A digest of the run: its data and its settings, without how rounds are run and without what may change
-    when the run continues. Every file of the folder contains it, so that files of another run are not used by
-    mistake."""
+    when the run continues. Every file of a simulation's folder contains it, so that files of another run are not
+    used by mistake."""
     usual = {key: value for key, value in Config().flat().items() if key.startswith(LATER_SETTINGS)}
     plain = lambda key: key not in MAY_CHANGE and not key.startswith(("simulation.", "deploy."))
     settings = {key: value for key, value in config.flat().items() if plain(key) and usual.get(key) != value}
@@ -126,9 +126,11 @@ class Folder:
         options: Mapping[str, Any],
         source: Source,
         begun: Mapping[str, Any],
+        run: str | None = None,
     ) -> None:
         """Start a new run. Raises `UserError` if the folder already has one. `begun` is what must not change
-        when the run continues."""
+        when the run continues. `run` is the run's own name; by default the digest of its settings and data: two
+        simulations with the same ones have all results in common."""
         self.check_free()
         save_json(self.path / "model.json", to_plain(options))
         ids = {name: values.tolist() for name, values in source.vocabularies.items()}
@@ -139,9 +141,10 @@ class Folder:
             "types": dict(source.types),
         }
         save_json(self.path / "vocabularies.json", told)
-        run = identity(config, begun)
-        signed = {SIGNED: sign(run)} if is_code(config.task) else {}
-        save_json(self.path / "start.json", to_plain({**begun, "run": run, **signed}))
+        digest = identity(config, begun)
+        signed = {SIGNED: sign(digest)} if is_code(config.task) else {}
+        named = {"run": digest} if run is None else {"run": run, SETTINGS: digest}
+        save_json(self.path / "start.json", to_plain({**begun, **named, **signed}))
         self.save_config(config)
 
     def save_config(self, config: Config) -> None:
@@ -163,7 +166,7 @@ class Folder:
         from partwise.algorithms.registry import recorded  # here, as it brings all of JAX
 
         config = recorded(self.settings())
-        if identity(config, self.begun()) != self.run:
+        if identity(config, self.begun()) != settings_digest(self.begun()):
             raise UserError(
                 f"'{self.path / 'config.toml'}' is of another run than the rest of the folder: put the run's own "
                 f"file back, or train again in another folder"
@@ -192,7 +195,7 @@ class Folder:
 
     @cached_property
     def run(self) -> str:
-        """The digest of the run, which its files contain (see `identity`)."""
+        """The run's name, which its files contain: of a simulation its digest, of a deployed run a random one."""
         return self.begun()["run"]
 
     def model_options(self) -> dict[str, Any]:

@@ -19,6 +19,12 @@ from partwise.types import UserError
 
 KEY_BYTES = 32
 SIGNED = "signed"  # in start.json
+SETTINGS = "settings"  # in start.json: the digest of settings and data, if the run has another name
+
+
+def settings_digest(begun: Mapping[str, Any]) -> str:
+    """The digest of a run's settings and data, of which start.json says `begun`."""
+    return str(begun.get(SETTINGS, begun.get("run")))
 
 
 def sign(run: str) -> str:
@@ -30,7 +36,7 @@ def sign(run: str) -> str:
 def check_own(path: Path, task: str, begun: Mapping[str, Any]) -> None:
     """Raise `UserError` unless this user made the run in a folder, whose start.json says `begun`."""
     key, found = _key(make=False), str(begun.get(SIGNED, ""))
-    if not key or not hmac.compare_digest(_signature(key, str(begun.get("run"))), found):
+    if not key or not hmac.compare_digest(_signature(key, settings_digest(begun)), found):
         raise UserError(
             f"the run in '{path}' is of '{task}', which is code, and the run was not made by you on this machine. "
             f"Opening it would run that code. If you trust the code that this name finds here, name it yourself: "

@@ -533,7 +533,7 @@ OTHER_KEYS = """(async () => {
   const device = await openDevice(await openStore());
   const link = linkTo(location.origin, device, new AbortController().signal);
   await link.join([device.name]);
-  const { tasks } = await link.poll();
+  const { tasks } = await link.poll(0);
   await link.slicesOf(planOf(await link.offer()), tasks[0], [1, 2]);
 })()"""
 
