@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -11,11 +12,14 @@ import pytest
 import urllib3
 
 from partwise.algorithms.registry import prepare
+from partwise.deployment import federation
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey
 from partwise.deployment.certificates import make_certificates
 from partwise.deployment.federation import algorithm_of, found_run, open_run
 from partwise.deployment.http_link import HttpLink
+from partwise.deployment.http_server import TICK, _Application
+from partwise.deployment.jobs import Wait
 from partwise.deployment.link import UnreachableError
 from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
@@ -259,3 +263,40 @@ def test_a_certificate_that_is_not_trusted_is_a_mistake_at_first_and_waited_for_
         assert next(agent).accepted
         assert len(waits) == 1
     hub.close()
+
+
+@pytest.mark.parametrize("hold", [0.05, 20.0, 45.0])
+def test_every_poll_may_wait_for_as_long_as_the_run_says(federate, monkeypatch, hold):
+    """Also longer than by default, and whatever a device asks for; here nobody waits."""
+    run, waited = federate(settings={"deploy.hold": hold, "deploy.fresh": 90.0}, fresh=90.0), []
+    truly = asyncio.wait_for
+
+    async def wait_for(what, seconds):
+        if seconds == TICK:
+            return await truly(what, seconds)
+        waited.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio, "wait_for", wait_for)
+    for link in (HttpLink(run.url, run.key()), HttpLink(run.url, run.key(), hold=60.0)):
+        assert link.offer().settings["deploy.hold"] == hold
+        assert link.poll(True, 1) == Wait(0.02)
+    assert waited == [hold, hold]
+
+
+def test_a_wait_that_would_make_devices_count_as_gone_is_refused(tmp_path, monkeypatch):
+    ask = lambda hold: resolve("planted", None, {"deploy.hold": hold, "deploy.fresh": 30.0})
+    with pytest.raises(
+        UserError, match=r"set deploy.hold to at most 15, or raise deploy.fresh to at least 32"
+    ):
+        found_run(*ask(16.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    found_run(*ask(15.0), tmp_path / "run")
+    monkeypatch.setattr(federation, "check_hold", lambda config: None)  # as it was
+    found_run(*ask(16.0), tmp_path / "older")
+    holds = []
+    for name in ("run", "older"):
+        hub, offer, _ = open_run(tmp_path / name)
+        holds.append(_Application(hub, offer, tls=False, files=None).hold)
+        hub.close()
+    assert holds == [15.0, 15.0]

@@ -38,7 +38,9 @@ def _add_serve(command: Command, add_task: Callable[[argparse.ArgumentParser], N
     add_task(sub)
     sub.add_argument("--out", required=True, help="folder of the run")
     _add_listening(sub, 8443)
-    _add_journal(sub)
+    _add_journal(
+        sub, "where a new run has its journal (default: SQLite in --out); later, if there is a password"
+    )
     sub.add_argument("--files", default="", metavar="URL", help="where devices find files of slices")
     sub.add_argument("--place", default="", metavar="DIR|s3://...", help="where files of slices are written")
     _add_engine(sub, "flower: write an app for `flwr run`, in place of serving")
@@ -111,13 +113,11 @@ def _add_where(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("where", metavar="RUN|URL", help="folder of the run on its server, or the server's URL")
     sub.add_argument("--token", metavar="FILE", help="an operator's token, for a URL")
     sub.add_argument("--authority", metavar="FILE", help="certificate that signed the server's, for a URL")
-    _add_journal(sub)
+    _add_journal(sub, "the URL of the run's journal, if it has a password")
 
 
-def _add_journal(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument(
-        "--journal", metavar="URL", help="the journal's database (default: SQLite in the folder)"
-    )
+def _add_journal(sub: argparse.ArgumentParser, told: str) -> None:
+    sub.add_argument("--journal", metavar="URL", help=told)
 
 
 def _add_log(sub: argparse.ArgumentParser) -> None:
