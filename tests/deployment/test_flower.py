@@ -215,6 +215,34 @@ def test_a_node_that_comes_back_as_a_new_one_has_its_clients(tmp_path):
     opened.hub.close()
 
 
+def test_a_client_of_another_node_keeps_no_other_from_joining(tmp_path):
+    _, prepared, folder = founded(tmp_path)
+    opened = open_run(folder.path)
+    names, office = [str(name) for name in prepared.store.client_ids], PostOffice([1, 2])
+    hub = FlowerHub(opened, office)
+
+    def turn(number, names):
+        mail = office.mail(number)
+        read = mail.take()
+        mail.answer(Reply(names))
+        hub._turn()
+        return read.joined
+
+    def joined():
+        return {row.name: row.device for row in opened.hub.clerk.do(lambda book: book.present(0.0))}
+
+    hub._turn()
+    turn(1, names[:5])
+    turn(2, names)
+    assert joined() == {name: f"flower-{1 if name in names[:5] else 2}" for name in names}
+    del office.boxes[1]
+    hub._looked = float("-inf")
+    hub._turn()
+    assert turn(2, names) == names_digest(names[5:])  # so a node tells of all again
+    assert joined() == dict.fromkeys(names, "flower-2")
+    opened.hub.close()
+
+
 def test_nothing_but_files_of_the_version_is_in_letters(tmp_path):
     _, prepared, folder = founded(tmp_path)
     office = PostOffice([1])

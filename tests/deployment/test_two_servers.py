@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 
 import jax
@@ -50,18 +51,22 @@ SECRET = {
 
 @pytest.fixture
 def pair(tmp_path, serve_app, serve):
-    """A function that founds a run and serves it by two servers; hub, offer, URL, helper."""
+    """A function that founds a run and serves it by two servers; hub, offer, URL, helper. All have one helper."""
     with contextlib.ExitStack() as stack:
 
-        def start(settings, task="planted"):
+        @functools.cache
+        def helped():
             helper = Helper(tmp_path / "helper", least=2)
             stack.callback(helper.close)
-            second = stack.enter_context(serve_app(helper_application(helper)))
+            return helper, stack.enter_context(serve_app(helper_application(helper)))
+
+        def start(settings, task="planted", out="run"):
+            helper, second = helped()
             found, config = resolve(task, None, settings)
             found = found._replace(train=found.train.take(np.argsort(found.train.client_ids.astype(str))))
-            folder = found_run(found, config, tmp_path / "run")
+            folder = found_run(found, config, tmp_path / out)
             link = HttpHelper(second, tmp_path / "helper" / "helper.token")
-            hub, offer, _ = open_run(tmp_path / "run", helper=link, fresh=1e6, poll=0.02)
+            hub, offer, _ = open_run(tmp_path / out, helper=link, fresh=1e6, poll=0.02)
             stack.callback(hub.close)
             url = stack.enter_context(serve(hub, offer))
             return prepare(found, folder.config()), folder.config(), hub, offer, url, helper
@@ -123,6 +128,15 @@ def test_the_model_is_the_simulated_one_bit_for_bit(pair, enroll, changes, way):
         assert len(set(counted(hub, 0) + counted(hub, 1) + counted(hub, 2))) == 18
     for path, leaf in simulated(prepared, config, hub).items():
         np.testing.assert_array_equal(np.asarray(hub.state(config.rounds).params[path]), np.asarray(leaf))
+
+
+def test_a_run_that_is_begun_again_has_sums_of_its_own(pair, enroll):
+    """The helper answers once for every version of a run, and this is another one."""
+    for out in ("run", "again"):
+        prepared, config, hub, offer, url, _ = pair(SECRET, out=out)
+        take_part(url, offer, hub, enroll, prepared.store)
+        for path, leaf in simulated(prepared, config, hub).items():
+            np.testing.assert_array_equal(np.asarray(hub.state(config.rounds).params[path]), np.asarray(leaf))
 
 
 HEATED = {

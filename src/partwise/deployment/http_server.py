@@ -275,7 +275,7 @@ class _Application:
         try:
             row = await asyncio.wrap_future(self.hub.clerk.submit(lambda book: book.round()))
         except JournalDownError as error:
-            return refusal(503, "journal", str(error))
+            return _answer_to(error)
         broken = sorted(path for path, when in self.faults.items() if time.monotonic() - when < FAULT)
         if broken:
             return refusal(
