@@ -195,6 +195,16 @@ def test_a_client_of_another_device_is_refused_and_nothing_joins(quiet, enroll):
     assert HttpLink(url, enroll(hub)).join(["new"]) == []
 
 
+def test_names_that_are_not_allowed_are_named_and_nothing_joins(quiet, enroll):
+    url, hub = quiet
+    link, wrong = HttpLink(url, enroll(hub)), ["", "a\nb", "\ud800", "x" * 201]
+    assert link.join(["fine", *wrong]) == wrong
+    assert all(link.join([name]) == [name] for name in wrong)
+    assert HttpLink(url, enroll(hub)).join(["fine"]) == []
+    with pytest.raises(UserError, match="one of client"):
+        link._good("POST", "/v1/tasks/none/decline", b'{"reason": "\\ud800"}')
+
+
 def test_clients_move_to_a_new_device_when_the_key_of_the_old_one_is_revoked(quiet, enroll):
     url, hub = quiet
     lost, found = enroll(hub), enroll(hub)

@@ -361,7 +361,9 @@ async def _decided(future: Future[Answer]) -> Answer:
 def refusal(status: int, reason: str, what: str, **more: Any) -> Response:
     """Why a request is refused."""
     headers = {"retry-after": "1"} if status in (429, 503) else None
-    return JSONResponse({"reason": reason, "what": what, **more}, status_code=status, headers=headers)
+    # In ASCII, whatever it is that a device sent and is told of.
+    body = json.dumps({"reason": reason, "what": what, **more})
+    return Response(body, status_code=status, headers=headers, media_type=JSON)
 
 
 def _answer_to(error: Exception) -> Response:
