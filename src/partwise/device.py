@@ -24,6 +24,7 @@ from partwise.data.ragged import pad, pad_to_power
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
+from partwise.programs import jit
 from partwise.randomness import Words, child, client_numbers, client_rng, words
 from partwise.selection.choose import Choice, choose_all, placed
 from partwise.selection.keys import own_keys
@@ -113,16 +114,16 @@ class Device:
     def __init__(self, algorithm: Algorithm, precision: str = "float32", sealing: Sealing | None = None):
         self.algorithm, self._sealing = algorithm, sealing
         self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
-        self._contribute = jax.jit(
+        self._contribute = jit(
             lambda kept, given, public, number: contribute(
                 algorithm, self._client(given)._replace(kept=kept, public=public, round=number)
             )
         )
-        self._personalize = jax.jit(self._personalized)
-        self._evaluate = jax.jit(
+        self._personalize = jit(self._personalized)
+        self._evaluate = jit(
             lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept))
         )
-        self._predict = jax.jit(self.predictions)
+        self._predict = jit(self.predictions)
 
     def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:
         """The keys that this client wants in a round."""

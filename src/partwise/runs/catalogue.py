@@ -27,6 +27,7 @@ from partwise.data.ragged import pad_to_power
 from partwise.data.store import ClientStore
 from partwise.device import Device, Given, ask
 from partwise.model.partition import Partition
+from partwise.programs import jit
 from partwise.randomness import client_numbers, words
 from partwise.runs.client_file import NOBODY
 from partwise.selection.slices import take_keys
@@ -67,8 +68,8 @@ class Catalogue:
         alone = self._space and not parts.is_whole(self._space) and parts.block(self._space) == 1
         self._cut = parts.spaces[self._space] if alone else ()
         self._resident = cache(lambda path: jax.device_put(params[path]))
-        self._score_chunk = jax.jit(self._chunk, static_argnames=("names", "size"))
-        self._score_all = jax.jit(self._everything, static_argnames="names")
+        self._score_chunk = jit(self._chunk, static_argnames=("names", "size"))
+        self._score_all = jit(self._everything, static_argnames="names")
         self._shapes: dict[Any, tuple[int, ...]] = {}
 
     def scores(self, local: Mapping[str, Any], given: ClientStore | None = None) -> np.ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 from partwise.data.ragged import pad_to_power
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
+from partwise.programs import jit
 from partwise.randomness import child
 from partwise.selection.serving import Demand
 from partwise.server.messages import About, Invitation, about, send, write_invitation
@@ -133,9 +134,9 @@ class Server:
         self.algorithm, self.run, self.sealed, self.noise = algorithm, run, sealed, noise
         self.form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         partition, aggregator = algorithm.partition, algorithm.aggregator
-        self.zero = jax.jit(lambda params: zero_total(aggregator, partition, params))
-        self.add = jax.jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
-        self.finish = jax.jit(self._finish)
+        self.zero = jit(lambda params: zero_total(aggregator, partition, params))
+        self.add = jit(lambda total, sent, rows: add(partition, total, sent, rows), donate_argnums=0)
+        self.finish = jit(self._finish)
 
     @property
     def largest(self) -> int:

@@ -21,6 +21,7 @@ from partwise.client.batches import Examples
 from partwise.client.state import Client
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
+from partwise.programs import jit_program
 from partwise.randomness import client_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import Keys, Received, own_rows, receive
@@ -29,7 +30,6 @@ from partwise.server.step import ServerState, is_finite
 from partwise.server.total import PUBLIC, Contribution, Total, zero_total
 from partwise.simulation.exchange import added_up
 from partwise.simulation.mesh import AXIS, RUNS
-from partwise.simulation.programs import jit_program
 from partwise.simulation.spread import WHOLE, Rowwise
 from partwise.simulation.stage import KEY_BLOCK, Plan, Shelf, Slots
 

@@ -20,6 +20,7 @@ from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.metrics import Measured, Pairs, Sums, over_clients, over_examples, over_pairs
 from partwise.model.spec import Metric, Model, Pooled
+from partwise.programs import jit_program
 from partwise.randomness import EVALUATION_ROUND, round_rng
 from partwise.selection.choose import Choice
 from partwise.selection.slices import receive
@@ -30,7 +31,6 @@ from partwise.simulation.compiled import Shared, lane_client, over_lanes
 from partwise.simulation.exchange import own_devices, put_along, put_everywhere, put_own, to_host
 from partwise.simulation.mesh import AXIS, fills_a_core, make_mesh
 from partwise.simulation.processes import num_processes
-from partwise.simulation.programs import jit_program
 from partwise.simulation.spread import SpreadTable
 from partwise.types import UserError
 

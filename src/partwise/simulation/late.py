@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from partwise.algorithm import Algorithm, Build, Done, contribute
 from partwise.client.state import Client
+from partwise.programs import jit_program
 from partwise.randomness import client_rng
 from partwise.server.step import ServerState, put_rows, take_rows, trainable
 from partwise.server.total import PUBLIC
@@ -34,7 +35,6 @@ from partwise.simulation.compiled import (
     over_lanes,
 )
 from partwise.simulation.mesh import AXIS
-from partwise.simulation.programs import jit_program
 from partwise.simulation.stage import Plan, Slots
 
 

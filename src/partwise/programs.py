@@ -1,4 +1,8 @@
-"""How programs of many rounds are compiled.
+"""How the programs are compiled whose numbers reach a model, a metric or a prediction.
+
+On a CPU, XLA cuts large operations into as many parts as the process has cores while it compiles, and what it cuts
+otherwise is rounded otherwise. The last digits would then depend on the cores that the process is bound to, or on
+those of the process that left the program in the cache. So this pass is off in every program that is made here.
 
 On an NVIDIA GPU a loop can be recorded once, as a CUDA graph, and started as one. Otherwise the host reads the
 condition of a loop after every turn, and for small models that takes longer than the turn itself. XLA leaves this
@@ -15,18 +19,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-ON_CPU = {"xla_cpu_prefer_vector_width": 512}  # the widest vectors; XLA's default is half of them
+ANY_CORES = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # no pass of GPUs has this name
+ON_CPU = ANY_CORES | {"xla_cpu_prefer_vector_width": 512}  # the widest vectors; XLA's default is half of them
 RECORDED = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE"
 }
 INTEGER = re.compile(r"tensor<u?i(8|16|32|64)>")
 
 
+def jit(function: Callable[..., Any], **more: Any) -> Any:
+    """`jax.jit` for a function whose numbers do not depend on how many cores there are. A function that it returns
+    cannot be called inside of another jitted one."""
+    return jax.jit(function, compiler_options=ANY_CORES, **more)
+
+
 def jit_program(function: Callable[..., Any], donate_argnums: Sequence[int] = ()) -> Any:
-    """`jax.jit` for a function with long loops over small arrays."""
-    jit = lambda options: jax.jit(function, donate_argnums=donate_argnums, compiler_options=options)
+    """`jit` for a function with long loops over small arrays."""
+    made = lambda options: jax.jit(function, donate_argnums=donate_argnums, compiler_options=options)
     backend = jax.default_backend()
-    return jit(ON_CPU) if backend == "cpu" else _RecordedLoops(jit) if backend == "gpu" else jit(None)
+    return made(ON_CPU) if backend == "cpu" else _RecordedLoops(made) if backend == "gpu" else made(None)
 
 
 class _RecordedLoops:

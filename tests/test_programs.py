@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise.simulation import programs
-from partwise.simulation.programs import jit_program, only_counts
+from partwise import programs
+from partwise.programs import jit_program, only_counts
 
 
 def times(number, x):
