@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-LONGEST = 60.0  # seconds for any answer of a browser
+LONGEST = 300.0  # seconds for any answer of a browser
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ def test_an_example_runs_and_learns(name, tmp_path):
         pytest.skip(f"{' and '.join(packages)} not installed")
     command = [sys.executable, str(EXAMPLES / f"{name}.py")]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False, timeout=300
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found = re.search(rf"{words} (\d+\.\d+)", done.stdout)
@@ -59,7 +59,7 @@ def test_the_notebook_runs_from_top_to_bottom(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"never seen: 0\.\d+\n(.*\n)+median 0\.\d+, worst tenth \d\.\d+\n", done.stdout), (

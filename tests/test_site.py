@@ -39,7 +39,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=300
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False, timeout=1200
     )
     assert done.returncode == 0, done.stderr[-2000:]
     pages = list((tmp_path / "site").rglob("*.html"))

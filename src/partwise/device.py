@@ -120,9 +120,7 @@ class Device:
             )
         )
         self._personalize = jit(self._personalized)
-        self._evaluate = jit(
-            lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept))
-        )
+        self._evaluate = jit(lambda kept, given: algorithm.evaluate(self._client(given)._replace(kept=kept)))
         self._predict = jit(self.predictions)
 
     def ask(self, examples: ClientStore, seed: int = 0, round_number: int = 0) -> Asked:

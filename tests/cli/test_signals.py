@@ -34,7 +34,7 @@ def begun(*arguments: str) -> subprocess.Popen:
 
 
 def ended(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     assert "Traceback" not in err
     assert "Exception ignored" not in err
     return process.returncode, out, " ".join(err.split())
@@ -87,7 +87,7 @@ def test_json_gets_its_error_too(tmp_path, small):
 
 
 def wait_for(path: Path) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not path.exists() and time.monotonic() < until:
         time.sleep(0.01)
     assert path.exists()

@@ -174,7 +174,7 @@ def batches():
         yield {"user": np.arange(1000), "x": np.arange(1000.0)}
         if k == 3:
             print("spooling", flush=True)
-            time.sleep(60)
+            time.sleep(600)
 build_store(sys.argv[1], batches(), "user")
 """
 
@@ -191,7 +191,7 @@ def test_a_killed_build_leaves_no_half_store(tmp_path, how):
     assert process.stdout is not None
     assert process.stdout.readline() == b"spooling\n"
     process.send_signal(how)
-    process.wait(timeout=20)
+    process.wait(timeout=120)
     process.stdout.close()
     assert process.returncode != 0
     assert not target.exists()

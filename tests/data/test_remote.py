@@ -161,7 +161,7 @@ def test_all_requests_of_a_gathering_are_made_together(far, between, exact):
             running.append(asked)
             if len(running) > 16:
                 many.set()
-            many.wait(20)
+            many.wait(120)
 
     between.fault = waits
     remote.gather(np.arange(0, NUM_CLIENTS, 10))

@@ -200,7 +200,7 @@ def nginx_for_a_while(tmp_path_factory):
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=120)
 
     return serve
 
@@ -213,12 +213,15 @@ def nginx(nginx_for_a_while):
 
 
 def wait_for(port: int, process: subprocess.Popen) -> None:
-    for _ in range(1000):
+    """Wait until this process listens."""
+
+    def listens() -> bool:
         assert process.poll() is None
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.01)
-    raise AssertionError("nginx does not listen")
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    until(listens)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ import pytest
 from partwise.deployment.clerk import Clerk
 from partwise.deployment.journal import JournalDownError, found_journal
 
+LONG = 120  # seconds; only a test that is broken waits for so long
+
 
 @pytest.fixture
 def journal(tmp_path):
@@ -28,8 +30,8 @@ def clerk(journal):
 def held_up(clerk):
     """An event; until it is set, the clerk is busy, so that what is asked meanwhile shares a transaction."""
     go, busy = threading.Event(), threading.Event()
-    clerk.submit(lambda book: (busy.set(), go.wait(10)))
-    busy.wait(10)
+    clerk.submit(lambda book: (busy.set(), go.wait(LONG)))
+    busy.wait(LONG)
     return go
 
 
@@ -44,7 +46,7 @@ def test_what_is_asked_meanwhile_shares_a_transaction(journal, clerk):
         clerk.submit(lambda book, i=i: (books.append(book), seen(book, f"d{i}"))[1]) for i in range(20)
     ]
     go.set()
-    assert [answer.result(10) for answer in answers] == [f"d{i}" for i in range(20)]
+    assert [answer.result(LONG) for answer in answers] == [f"d{i}" for i in range(20)]
     assert len({id(book) for book in books}) == 1
 
 
@@ -58,9 +60,9 @@ def test_one_that_fails_undoes_no_other(journal, clerk):
     good, bad = clerk.submit(lambda book: seen(book, "good")), clerk.submit(fails)
     more = clerk.submit(lambda book: seen(book, "more"))
     go.set()
-    assert (good.result(10), more.result(10)) == ("good", "more")
+    assert (good.result(LONG), more.result(LONG)) == ("good", "more")
     with pytest.raises(ValueError, match="no"):
-        bad.result(10)
+        bad.result(LONG)
     names = clerk.do(
         lambda book: {row[0] for row in book.connection.exec_driver_sql("SELECT name FROM devices")}
     )
@@ -75,7 +77,7 @@ def test_who_hangs_up_is_not_answered_and_stops_nobody(clerk):
     )
     assert gone.cancel()
     go.set()
-    assert still.result(10) == "still"
+    assert still.result(LONG) == "still"
     assert clerk.do(lambda book: 7) == 7
 
 
@@ -95,7 +97,7 @@ def test_a_database_that_goes_away_is_not_asked_for_each(journal):
     go.set()
     for answer in answers:
         with pytest.raises(JournalDownError, match="gone"):
-            answer.result(10)
+            answer.result(LONG)
     assert decided == [0, 1, 2, 3, 4]
     clerk.close()
 
@@ -108,5 +110,5 @@ def test_alone_is_alone(clerk):
     ]
     go.set()
     for each in asked:
-        each.result(10)
+        each.result(LONG)
     assert len({id(book) for book in books.values()}) == 3

@@ -17,6 +17,8 @@ from partwise.deployment.own_store import OwnStore
 from partwise.deployment.resident import Pace, Resident
 from partwise.server.round import Refused
 
+POOL = urllib3.PoolManager(timeout=120)
+
 FEW = "user,item,rating\nann,1,2.0\nann,2,5.0\nbob,3,1.0\nbob,4,2.0\n"
 LONG = {"lease": 1e6, "deadline": 1e6}  # a task that is not declined would hold up the round for ever
 
@@ -54,7 +56,7 @@ def given_task(run, names=("ann", "bob")):
 
 def posted(link, task, body):
     path = f"/v1/tasks/{task}/decline"
-    answer = urllib3.request("POST", link.url + path, body=body, headers=link.key.headers("POST", path, body))
+    answer = POOL.request("POST", link.url + path, body=body, headers=link.key.headers("POST", path, body))
     return answer.status, json.loads(answer.data)
 
 
@@ -95,7 +97,7 @@ def test_declining_is_signed_and_bounded(federate):
     run = federate(**LONG)
     link, task = given_task(run)
     path, body = f"/v1/tasks/{task}/decline", b'{"reason": "client"}'
-    post = lambda body, headers: urllib3.request("POST", link.url + path, body=body, headers=headers)
+    post = lambda body, headers: POOL.request("POST", link.url + path, body=body, headers=headers)
     assert post(body, {}).status == 401
     headers = link.key.headers("POST", path, body)
     assert post(b'{"reason": "model"}', headers).status == 401
@@ -139,7 +141,7 @@ def test_a_sum_whose_clients_are_all_gone_does_not_hold_up_a_round(federate, min
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()
     assert run.hub.round().phase == "ended"
     assert all(each.accepted for each in done["first"])

@@ -65,7 +65,7 @@ def test_a_database_that_is_stopped_and_one_that_crashes(fleet, own_postgres, wa
         own_postgres.ensure_postgres_running()
         wait_until(lambda: health(run, server.url) == 200)
     run.finish(devices)
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     assert "Traceback" not in server.log.read_text()
     assert [each["attempt"] for each in run.check_plain()] == [0] * 30
 
@@ -78,17 +78,17 @@ def test_a_server_that_is_stopped_while_its_database_is_away(fleet, own_postgres
     wait_until(lambda: hub.round().number >= 3)
     stopped(own_postgres, wait_until, signal.SIGINT)
     server.popen.terminate()
-    assert server.popen.wait(60) == 2
+    assert server.popen.wait(300) == 2
     assert "does not answer" in server.log.read_text().splitlines()[-1]
     assert "Traceback" not in server.log.read_text()
     port = server.url.rpartition(":")[2]
     away = run.start("serve", "--out", run.folder / "run", "--journal", database, "--port", port)
-    assert away.popen.wait(60) == 2
+    assert away.popen.wait(300) == 2
     assert "cannot be opened" in away.log.read_text()
     own_postgres.ensure_postgres_running()
     server = run.serve("--until-end", "--port", port)
     run.finish(devices)
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     run.check_plain()
 
 
@@ -131,7 +131,7 @@ def test_a_device_killed_at_work_is_not_waited_for_after_its_lease(fleet, wait_u
     assert 4 <= record["seconds"] < 50
     again = run.device(server.url, devices[0].place)  # with what it has kept, it takes part again
     run.finish([again, *devices[1:]])
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
 
 
 @pytest.mark.parametrize("quorum", [0.25, 1.0])
@@ -153,7 +153,7 @@ def test_a_round_ends_at_its_deadline(fleet, wait_until, quorum):
         assert record["missing"] >= owed
         assert 10 <= record["seconds"] < 20
     run.finish([run.device(server.url, devices[0].place), *devices[1:]])
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
 
 
 def test_a_device_that_reports_and_is_gone_is_counted(fleet, wait_until):
@@ -188,7 +188,7 @@ def test_a_host_of_slices_that_is_away_for_half_a_minute(fleet, wait_until, ngin
     assert before <= hub.round().number <= before + 1 < 20
     with host():
         run.finish(devices)
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     assert [each["missing"] for each in run.check_plain()] == [0] * 20
 
 
@@ -208,5 +208,5 @@ def test_a_full_disk(fleet, wait_until):
         asked(run, server.url, devices[0])
     resource.prlimit(server.popen.pid, resource.RLIMIT_FSIZE, before)
     run.finish(devices)
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     assert [each["missing"] for each in run.check_plain()] == [0] * 20

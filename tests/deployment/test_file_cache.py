@@ -119,7 +119,7 @@ for turn in range(150):
 def test_two_processes(tmp_path):
     command = [sys.executable, "-W", "error", "-c", WORK, str(tmp_path)]
     processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(2)]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    errors = [process.communicate(timeout=600)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert not any(b"going on without" in each for each in errors)
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2_000

@@ -15,6 +15,8 @@ from partwise.deployment import files
 from partwise.deployment.files import check_name, fits, name_of, open_place
 from partwise.types import UserError
 
+POOL = urllib3.PoolManager(timeout=120)
+
 
 @pytest.fixture(params=["folder", "bucket"])
 def place(request, tmp_path):
@@ -120,7 +122,7 @@ def test_a_bucket_that_is_not_there(s3):
 
 def test_a_bucket_that_goes_away(s3, s3_server):
     place = open_place(s3("short-lived"))
-    assert urllib3.request("DELETE", f"http://{s3_server}/short-lived").status == 204
+    assert POOL.request("DELETE", f"http://{s3_server}/short-lived").status == 204
     with pytest.raises(UserError, match=r"s3://short-lived/models/one.*Make the bucket first"):
         place.put(b"abc", "json")
 
@@ -129,11 +131,11 @@ def test_keys_that_open_nothing(s3, s3_server):
     there = s3("locked")
     reset = f"http://{s3_server}/moto-api/reset-auth"
     try:
-        assert urllib3.request("POST", reset, body=b"0").status == 200
+        assert POOL.request("POST", reset, body=b"0").status == 200
         with pytest.raises(UserError, match=r"s3://locked.*AWS_ACCESS_KEY_ID"):
             open_place(there)
     finally:
-        urllib3.request("POST", reset, body=b"inf")
+        POOL.request("POST", reset, body=b"inf")
 
 
 def test_files_in_a_bucket_may_be_kept_for_ever(s3):

@@ -155,7 +155,7 @@ def federated(folder, store, office, tmp_path):
         thread.start()
     FlowerHub(opened, office).run()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
         assert not thread.is_alive()
     return opened.hub
 
@@ -347,7 +347,7 @@ def test_a_real_superlink_with_resident_nodes(fleet):
     started = through_flower(run.stack, folder, deal(folder, run.prepared.store, 4))
     assert started.server.wait(900) == 0, (run.folder / "run" / "server.log").read_text()
     for node in started.devices:
-        assert node.wait(60) == 0
+        assert node.wait(300) == 0
     records = run.check_plain()
     assert [each["attempt"] for each in records] == [0] * 20
 

@@ -25,6 +25,8 @@ from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
 from partwise.types import UserError
 
+POOL = urllib3.PoolManager(timeout=120)
+
 ROUNDS, COHORT = 3, 4
 SMALL = {
     "data.num_clients": 30,
@@ -89,7 +91,7 @@ def test_two_agents_train_the_plain_backends_model(setting, plain, tmp_path, jou
             agent.join(timeout=300)
             assert not agent.is_alive()
         with pytest.raises(urllib3.exceptions.HTTPError):  # nobody signed the server's certificate
-            urllib3.request("GET", f"{url}/healthz", retries=False)
+            POOL.request("GET", f"{url}/healthz", retries=False)
         trusting = urllib3.PoolManager(ca_certs=str(certificates.authority))
         health = json.loads(trusting.request("GET", f"{url}/healthz").data)
     records, state = plain
@@ -148,7 +150,7 @@ def quiet(setting, tmp_path_factory, serve):
 )
 def test_bad_requests_are_refused_by_name(quiet, enroll, path, body, status, reason):
     url, hub = quiet
-    answer = urllib3.request("POST", url + path, body=body, headers=enroll(hub).headers("POST", path, body))
+    answer = POOL.request("POST", url + path, body=body, headers=enroll(hub).headers("POST", path, body))
     assert (answer.status, json.loads(answer.data)["reason"]) == (status, reason)
 
 
@@ -157,7 +159,7 @@ BODY = b'{"ready": true, "most": 1}'
 
 def polled(url, headers, body=BODY):
     """Status and words of the answer to a poll."""
-    answer = urllib3.request("POST", f"{url}/v1/poll", body=body, headers=headers)
+    answer = POOL.request("POST", f"{url}/v1/poll", body=body, headers=headers)
     return answer.status, json.loads(answer.data).get("what", "")
 
 

@@ -18,6 +18,8 @@ from partwise.metrics import Sums
 from partwise.runs.resolve import resolve
 from partwise.server.messages import write_metrics
 
+POOL = urllib3.PoolManager(timeout=120)
+
 SMALL = {
     "data.num_clients": 12,
     "data.num_items": 20,
@@ -149,7 +151,7 @@ def test_keys_cannot_be_changed_or_invented(run, url, enroll, task):
             }
         )
         path = f"/v1/tasks/{invitation.about.task}/slices"
-        answer = urllib3.request("POST", url + path, body=body, headers=link.key.headers("POST", path, body))
+        answer = POOL.request("POST", url + path, body=body, headers=link.key.headers("POST", path, body))
         assert (answer.status, json.loads(answer.data)["reason"]) == (400, "keys"), keys
     assert snapshot(run.hub) == before
 
@@ -157,7 +159,7 @@ def test_keys_cannot_be_changed_or_invented(run, url, enroll, task):
 def test_a_replayed_request_is_refused(run, url, enroll, task):
     link, _, _, honest = given_work(run.hub, url, enroll(run.hub), task)
     headers = link.key.headers("POST", "/v1/reports", honest)
-    post = lambda: urllib3.request("POST", f"{url}/v1/reports", body=honest, headers=headers)
+    post = lambda: POOL.request("POST", f"{url}/v1/reports", body=honest, headers=headers)
     assert post().status == 200
     after = snapshot(run.hub)
     again = post()
@@ -186,7 +188,7 @@ def bomb(size):
 def test_large_and_packed_bodies(run, url, enroll, body, encoding, status, reason):
     key = enroll(run.hub)
     headers = key.headers("POST", "/v1/reports", body) | ({"content-encoding": encoding} if encoding else {})
-    answer = urllib3.request("POST", f"{url}/v1/reports", body=body, headers=headers)
+    answer = POOL.request("POST", f"{url}/v1/reports", body=body, headers=headers)
     assert (answer.status, json.loads(answer.data)["reason"]) == (status, reason)
 
 
@@ -194,7 +196,7 @@ def test_a_packed_report_is_read_as_the_plain_one(run, url, enroll, task):
     link, invitation, _, honest = given_work(run.hub, url, enroll(run.hub), task)
     packed = zstandard.compress(honest)
     headers = link.key.headers("POST", "/v1/reports", packed) | {"content-encoding": "zstd"}
-    answer = urllib3.request("POST", f"{url}/v1/reports", body=packed, headers=headers)
+    answer = POOL.request("POST", f"{url}/v1/reports", body=packed, headers=headers)
     assert json.loads(answer.data) == {"client": invitation.client, "valid": True}
     [task_row] = [row for row in snapshot(run.hub)[1] if row.client == invitation.client]
     assert task_row.report == honest
@@ -204,7 +206,7 @@ def test_clients_cannot_be_named_strangely(run, url, enroll):
     link = HttpLink(url, enroll(run.hub))
     for names in ([], ["a\nb"], ["x" * 201], [7], ["ok", ""]):
         body = json.dumps({"clients": names}).encode()
-        answer = urllib3.request(
+        answer = POOL.request(
             "POST", f"{url}/v1/join", body=body, headers=link.key.headers("POST", "/v1/join", body)
         )
         assert answer.status == 400, names

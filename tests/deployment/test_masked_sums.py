@@ -122,7 +122,7 @@ def take_part(devices):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(150)
+        thread.join(600)
         assert not thread.is_alive()
 
 

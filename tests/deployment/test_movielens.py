@@ -34,7 +34,7 @@ def test_sites_learn_like_the_simulation(fleet):
     run = fleet("movielens", rounds | {"deploy.reports": "sum"})
     server = run.serve("--until-end")
     run.finish(run.join(server.url, DEVICES))
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     deployed = evaluate_run(run.folder / "run")["rmse"]
     task, _ = resolve("movielens", None, {})
     task = task._replace(train=task.train.take(np.argsort(task.train.client_ids.astype(str))))
@@ -181,6 +181,6 @@ def test_what_travels(fleet, wait_until, tap):
     wire = tap(server.told("http")[0])
     devices = run.join(wire.url, DEVICES)
     run.finish(devices)
-    assert server.popen.wait(60) == 0
+    assert server.popen.wait(300) == 0
     check_bytes(run, wire, run.check_plain())
     check_nothing_local(run, wire, devices, run.prepared.store.gather(first))

@@ -76,7 +76,7 @@ class Promised(NamedTuple):
     def finish(self, threads) -> None:
         """Wait until the run ends."""
         for thread in threads:
-            thread.join(150)
+            thread.join(600)
             assert not thread.is_alive()
         assert self.hub.round().phase == "ended"
 

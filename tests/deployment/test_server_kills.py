@@ -23,6 +23,8 @@ from partwise.deployment.http_link import HttpLink
 from partwise.runs.resolve import resolve
 from partwise.simulation.plain import PlainSimulation
 
+POOL = urllib3.PoolManager(timeout=120)
+
 pytestmark = pytest.mark.slow
 
 SETTINGS = {
@@ -56,9 +58,9 @@ def start(folder, port, journal):
     """A server process that answers."""
     given = json.dumps([str(folder), port, journal, RULES])
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, given])
-    for _ in range(600):
+    for _ in range(6000):
         try:
-            urllib3.request("GET", f"http://127.0.0.1:{port}/healthz", retries=False)
+            POOL.request("GET", f"http://127.0.0.1:{port}/healthz", retries=False)
             return process
         except urllib3.exceptions.HTTPError:
             assert process.poll() is None

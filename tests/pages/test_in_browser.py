@@ -282,8 +282,8 @@ def test_a_run_is_watched_while_it_trains(chromium, tmp_path):
         )
         assert page.run("window.sameLoad")
         assert page.problems() == []
-        assert train.wait(60) == 0, train.stderr.read().decode()
+        assert train.wait(300) == 0, train.stderr.read().decode()
     finally:
         for process in filter(None, (watch, train)):
             process.terminate()
-            process.wait(60)
+            process.wait(300)

@@ -39,7 +39,7 @@ def server(folder):
 
 def ask(url, method="GET", host=None, path=None):
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.netloc, timeout=30)
+    connection = http.client.HTTPConnection(where.netloc, timeout=120)
     connection.request(
         method,
         path or f"{where.path}?{where.query}",
@@ -67,7 +67,7 @@ def test_the_page_and_its_feed(server, folder):
     time.sleep(0.2)
     assert not answers  # it waits
     folder[0].append(folder[1][:5])
-    thread.join(20)
+    thread.join(120)
     news = json.loads(answers[0])
     assert news["number"] > first["number"]
     training = next(chart for chart in news["data"]["charts"] if chart["key"] == "training")
@@ -118,6 +118,6 @@ def test_the_command_ends_with_ctrl_c(runs):
     assert "finished after 24 rounds" in process.stdout.readline()
     assert ask(url)[0] == 200
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "Traceback" not in errors

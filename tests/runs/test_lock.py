@@ -57,7 +57,7 @@ for command in (["train", "--out"], ["train", "--resume", "--out"], ["reproduce"
     assert main([*command, {str(tmp_path / "run")!r}]) == 2
     assert "jax" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert " ".join(done.stderr.split()).count(f"(process {holder.pid} on") == 3
 
@@ -103,7 +103,7 @@ while done < 20:
     (tmp_path / "number").write_text("0")
     command = [sys.executable, "-c", code, str(tmp_path)]
     for process in [subprocess.Popen(command) for _ in range(3)]:
-        assert process.wait(timeout=120) == 0
+        assert process.wait(timeout=600) == 0
     assert (tmp_path / "number").read_text() == "60"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -39,20 +40,30 @@ def test_an_error_is_raised_when_its_result_is_asked_for():
     assert list(results) == []
 
 
-def test_what_is_closed_makes_no_more():
-    made, go = [], threading.Event()
+def test_what_is_closed_makes_no_more(monkeypatch):
+    made, begun, go = [], threading.Event(), threading.Event()
 
     def make(item):
         made.append(item)
         if item:
-            go.wait(10)
+            begun.set()
+            go.wait(120)
         return item
 
     results = ahead(make, range(1000), depth=5)
     next(results)
-    threading.Timer(0.05, go.set).start()
+    begun.wait(120)
+    waiting = ThreadPoolExecutor.shutdown
+
+    def shutdown(pool, **how):
+        """The item that is being made ends when the others have been cancelled, and not before."""
+        waiting(pool, wait=False, **how)
+        go.set()
+        waiting(pool)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "shutdown", shutdown)
     results.close()
-    assert made in ([0], [0, 1])
+    assert made == [0, 1]
     assert not any(thread.name.startswith("partwise-ahead") for thread in threading.enumerate())
 
 

@@ -105,7 +105,7 @@ processes.leave(75)
 
 
 def test_two_processes_of_two_devices(start_together):
-    told = [each.communicate(timeout=120) for each in start_together(*2 * [["-c", CHECKS]], devices=2)]
+    told = [each.communicate(timeout=600) for each in start_together(*2 * [["-c", CHECKS]], devices=2)]
     for out, err in told:
         assert out == "all is well\n", err  # and nothing that gloo has to say
 

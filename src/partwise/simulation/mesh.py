@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import numpy as np
+from jax._src.distributed import global_state  # what is public starts JAX
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -22,20 +26,48 @@ from partwise.types import UserError
 
 LARGE_BYTES = 1 << 20
 RUNS = "runs"  # the axis of runs that are side by side
+FORCED = "xla_force_host_platform_device_count"
 
 
 def use_all_cores() -> None:
-    """Ask JAX for one CPU device per core, unless the user has set their number. If JAX has already started
-    with one device, warn that only one core is used."""
+    """Start JAX, unless it has started, with one CPU device per core, or as many as the user has set. If it has
+    started with one device, warn that only one core is used.
+
+    XLA adds up a product of large matrices in as many pieces as it has threads, which are as many as cores unless
+    NPROC says otherwise. Here they are as many as the run has CPU devices in all its processes: on their number the
+    last digits depend anyway."""
+    ask_for_all_cores()
+    with _environment(NPROC=str(_own_devices() * (global_state.num_processes or 1))):
+        jax.devices()
+
+
+def ask_for_all_cores() -> None:
+    """What `use_all_cores` does before JAX starts."""
     cores = len(own_cores())
-    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
-        return
-    if jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
+    if FORCED in os.environ.get("XLA_FLAGS", "") or jax.config.jax_num_cpu_devices > 0:  # pyright: ignore[reportAttributeAccessIssue]
         return
     try:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:  # JAX has started: use the devices it has
         _tell_slow(cores)
+
+
+def _own_devices() -> int:
+    """The CPU devices that JAX is asked for."""
+    forced = re.findall(rf"{FORCED}=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(forced[-1]) if forced else max(jax.config.jax_num_cpu_devices, 1)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@contextmanager
+def _environment(**words: str) -> Iterator[None]:
+    """The environment with these words, unless it has them. Later processes do not inherit them."""
+    mine = words.keys() - os.environ.keys()
+    os.environ |= {name: words[name] for name in mine}
+    try:
+        yield
+    finally:
+        for name in mine:
+            del os.environ[name]
 
 
 def _tell_slow(cores: int) -> None:

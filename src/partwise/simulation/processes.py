@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from partwise.randomness import AXIS
-from partwise.simulation.mesh import make_mesh, use_all_cores
+from partwise.simulation.mesh import ask_for_all_cores, make_mesh, use_all_cores
 from partwise.types import RunWarning, UserError
 
 COORDINATOR, NUMBER, INDEX = "PARTWISE_COORDINATOR", "PARTWISE_PROCESSES", "PARTWISE_PROCESS"
@@ -80,7 +80,7 @@ def join_processes(
         raise UserError("this process has joined others already: call join_processes once")
     place = find_place(os.environ, coordinator, processes, process)
     _let_threads_finish()
-    use_all_cores()  # before anything asks JAX how many processes there are, which starts it
+    ask_for_all_cores()  # before anything asks JAX how many processes there are, which starts it
     # Its handler of SIGTERM would take the place of ours, and nobody here asks it.
     jax.config.update("jax_enable_preemption_service", False)
     waiting = threading.Timer(SOON_SECONDS, _tell_waiting, [place])
@@ -99,6 +99,7 @@ def join_processes(
         raise UserError(_why_alone(error, place)) from error
     finally:
         waiting.cancel()
+    use_all_cores()
     meet()
 
 
