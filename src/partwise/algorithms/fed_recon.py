@@ -41,7 +41,7 @@ from partwise.selection.choose import Choice
 from partwise.server.mean import mean
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator, Report
-from partwise.tasks.base import Setting, Task
+from partwise.tasks.base import Setting, Task, algorithm_of
 from partwise.types import Limits, UserError
 
 PASSES = "update.passes"
@@ -141,6 +141,12 @@ def prepare(task: Task, config: Config) -> Prepared:
         raise UserError(
             f"task '{task.name}' judges clients by parameters that the server keeps for them, and fed_recon keeps "
             f"none: use fed_avg, fed_per or central, or a task of unseen clients"
+        )
+    made_for = algorithm_of(task.defaults)
+    if not task.personal.partition.local_paths and made_for != "fed_recon":
+        raise UserError(
+            f"fed_recon rebuilds local parameters, and task '{task.name}' has none: it would train on the query half of "
+            f"each client's examples alone. Use {made_for}, or a task with a local part"
         )
     check_rebuilt(config)
     store = task.train.select(task.personal.columns)

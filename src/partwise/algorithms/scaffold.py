@@ -29,6 +29,7 @@ from partwise.client.fit import Extra
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
 from partwise.client.update import by_steps
+from partwise.config.judged import server_side
 from partwise.config.parts import make_schedule, make_scheduled, make_server_optimizer, needs, one_of
 from partwise.config.settings import Config, Own
 from partwise.model.partition import Partition
@@ -192,6 +193,13 @@ def prepare(task: Task, config: Config) -> Prepared:
     needs(config.algorithm, "update.optimizer", config.update.optimizer, ("sgd",), of_steps)
     needs(config.algorithm, "server.mean", config.server.mean, ("cohort",), of_means)
     needs(config.algorithm, "server.weighting", config.server.weighting, ("uniform",), of_means)
+    own = server_side(task).own_spaces
+    if own:
+        raise UserError(
+            f"SCAFFOLD's clients replace their own gradient by the mean of all {task.train.num_clients:,}. Of rows "
+            f"that one client alone has (key space {', '.join(own)}) that is nearly nothing: they would not be "
+            f"learned. Use {WHERE} = server, or fed_avg"
+        )
     return prepare_stateful(
         task,
         config,

@@ -1,136 +1,222 @@
-"""The results of the default settings beside the paper's settings: MovieLens, unseen users.
+"""Every algorithm with its default settings on the tasks that offer it, beside a baseline that learns no vectors.
 
-No seed may diverge. Users are evaluated in the usual way. They are also evaluated with few and with many
-known ratings: the first ratings of the first half are known, and the second half is predicted.
+A default is good if no seed diverges and the mean over seeds beats the baseline. What is compared by defaults must
+not depend on which algorithm they were made for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.algorithms.fed_recon import recon_build
-from partwise.algorithms.registry import prepare
-from partwise.client.split import Split, Subset
-from partwise.config.settings import Config
+from partwise.algorithms.registry import ALGORITHMS, prepare
+from partwise.client.split import Split, everything
+from partwise.config.parts import make_evaluation_split
+from partwise.data.ragged import owners
 from partwise.data.store import ClientStore
-from partwise.papers.study import own_row, telling_release
-from partwise.runs.backends import make_evaluator, make_simulation
+from partwise.papers.study import once, own_row
 from partwise.runs.picture import save_picture
 from partwise.runs.resolve import resolve
-from partwise.runs.train import OnStatus, Status
-from partwise.simulation.evaluator import Evaluator
-from partwise.tasks import PAPER, Task
-from partwise.types import UserError
+from partwise.runs.train import OnStatus, Status, train
+from partwise.tasks import Task
+from partwise.types import RunWarning, UserError
 
-TASK, ALL = "movielens", 100_000  # the most ratings of a user; large enough for all of them
-KNOWN = (1, 4, 20, 200)  # numbers of known ratings of a user
-ROUNDS = 500  # for both, as in the paper; the defaults have more
-SETTINGS = {"defaults": None, f"preset {PAPER}": PAPER}
-QUICK = {"data.size": "100k", "rounds": 5, "simulation.lanes": 4}
+BASELINE = "baseline"
+RIDGE = 5.0  # ratings of an imagined user or item without a bias
+WITHOUT_MODEL = ("count_heat",)
+
+
+class Judged(NamedTuple):
+    """A task of the table: its metric, whether higher is better, and what it reaches without learned vectors.
+
+    baseline: (task, split of an evaluated client) -> the metric on the test clients
+    """
+
+    metric: str
+    higher: bool
+    baseline: Callable[[Task, Split], float]
+    settings: Mapping[str, Any] = {}
+    quick: Mapping[str, Any] = {}
+
+
+def biases(task: Task, split: Split) -> float:
+    """The RMSE of mean + user + item, fitted by least squares with a pull to zero. Unseen users fit theirs to
+    what they know."""
+    user, item, rating = _ratings(task.train, everything)
+    mean, items = rating.mean(), np.zeros(task.train.num_keys("item"))
+    fit = lambda group, left, size: _sums(group, left, size) / (_sums(group, None, size) + RIDGE)
+    users = np.zeros(task.train.num_clients)
+    for _ in range(20):
+        items = fit(item, rating - mean - users[user], len(items))
+        users = fit(user, rating - mean - items[item], len(users))
+    if task.seen:
+        user, item, rating = _ratings(task.test, everything)
+        users = users[task.train.places(task.test.client_ids)]
+    else:
+        user, item, rating = _ratings(task.test, split.support)
+        users = fit(user, rating - mean - items[item], task.test.num_clients)
+        user, item, rating = _ratings(task.test, split.query)
+    return float(np.sqrt(np.mean((mean + users[user] + items[item] - rating) ** 2)))
+
+
+def popularity(task: Task, split: Split) -> float:
+    """NDCG@10 if all are recommended the items that most training events name, without those that they had."""
+    _, item, _ = _columns(task.train, everything, "item")
+    counts = np.bincount(item, minlength=task.train.num_keys("item")).astype(float)
+    again, gains = bool(task.options["again"]), []
+    for place in range(task.test.num_clients):
+        items = task.test.examples(place)["item"]
+        support, query = (_rows(part, len(items)) for part in split)
+        for row in query.tolist():
+            scores = counts.copy()
+            scores[[] if again else items[support]] = -1
+            rank = int((scores > scores[items[row]]).sum())
+            gains.append(1 / np.log2(rank + 2) if rank < 10 else 0.0)
+    return float(np.mean(gains))
+
+
+def commonest_class(task: Task, split: Split) -> float:
+    """The accuracy of always answering the commonest class."""
+    _, label, _ = _columns(task.train, everything, "label")
+    _, tested, _ = _columns(task.test, everything, "label")
+    return float(np.mean(tested == np.bincount(label).argmax()))
+
+
+def commonest_tags(task: Task, split: Split) -> float:
+    """Recall@5 if every post gets the five commonest tags."""
+    _, tags, _ = _columns(task.train, everything, "tags")
+    _, tested, _ = _columns(task.test, everything, "tags")
+    five = np.argsort(-np.bincount(tags[tags >= 0]))[:5]
+    return float(np.isin(tested, five).sum() / (tested >= 0).sum())
+
+
+SMALL = {"rounds": 10, "cohort.size": 5, "simulation.lanes": 5, "simulation.evaluate_every": 10}
+OF_RELEASE = {"data.size": "100k"}
+TASKS: Mapping[str, Judged] = {
+    "planted": Judged(
+        "rmse", False, biases, quick={**SMALL, "data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
+    ),
+    "movielens": Judged("rmse", False, biases, OF_RELEASE, {**SMALL, "data.max_examples": 20}),
+    "movielens-seen": Judged("rmse", False, biases, OF_RELEASE, {**SMALL, "data.max_examples": 20}),
+    "events-planted": Judged(
+        "ndcg@10", True, popularity, quick={**SMALL, "data.num_clients": 60, "data.num_items": 40}
+    ),
+    "tags-planted": Judged(
+        "recall_at_5", True, commonest_tags, quick={**SMALL, "data.num_clients": 30, "data.num_words": 60}
+    ),
+    "writers": Judged("accuracy", True, commonest_class, quick={**SMALL, "data.num_clients": 30}),
+}
 
 
 def defaults(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
-    """RMSE, accuracy and time of a round, by settings; RMSE by known ratings, beside the RMSE of the mean
-    rating."""
-    changes = QUICK if quick else {"rounds": ROUNDS}
-    known = KNOWN[:2] if quick else KNOWN
-    with telling_release(quick):
-        whole = resolve(TASK, data, {**_data(changes), "data.max_examples": ALL})[0]
-    rows = []
-    for name, preset in SETTINGS.items():
-        task, config = resolve(TASK, data, changes, preset)
-        shown = lambda status, name=name: progress(status._replace(part=name))
-        found = _train(task, config, seeds, {k: _rich(whole.test, k) for k in known}, shown)
-        rows += [own_row(name, metric, values) for metric, values in found.items()]
-    rows += [own_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
-    _draw(out / "defaults.png", rows, known, quick)
-    users = {k: _rich(whole.test, k).num_clients for k in known}
-    return {"rows": rows, "users": users}
+    """The metric of every algorithm on every task, and whether its mean over seeds beats the baseline."""
+    rows: list[dict[str, Any]] = []
+    for name, judged in TASKS.items():
+        settings = {**judged.settings, **(judged.quick if quick else {})}
+        of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
+        source = data if name.startswith("movielens") else None
+        task, config = resolve(name, source, settings)
+        floor = judged.baseline(task, make_evaluation_split(config))
+        rows.append(own_row(BASELINE, f"{name}: {judged.metric}", [floor]))
+        for algorithm in offered(task, settings):
+            values = [
+                once(
+                    out,
+                    (algorithm, task, settings, seed),
+                    lambda seed=seed, a=algorithm: _trained(
+                        task, {**_without(settings, of_data), "algorithm": a, "seed": seed}, judged.metric, progress
+                    ),
+                )
+                for seed in seeds
+            ]
+            row = own_row(algorithm, f"{name}: {judged.metric}", values)
+            rows.append(row | {"beats_baseline": bool((row["ours"] > floor) == judged.higher)})
+    _draw(out / "defaults.png", rows, quick)
+    return {"rows": rows}
 
 
-def _known(ratings: int) -> str:
-    """The name of the metric for users with this many known ratings."""
-    return f"rmse, {ratings} known"
+def offered(task: Task, settings: Mapping[str, Any]) -> list[str]:
+    """The algorithms that train a model for this task."""
+    found = []
+    for algorithm in ALGORITHMS:
+        try:
+            changes = {key: value for key, value in settings.items() if not key.startswith("data.")}
+            prepare(*resolve(task, None, {**changes, "algorithm": algorithm}))
+        except UserError:
+            continue
+        found.append(algorithm)
+    return [each for each in found if each not in WITHOUT_MODEL]
 
 
-def _draw(path: Path, rows: Sequence[Mapping[str, Any]], known: Sequence[int], quick: bool) -> None:
-    """Draw RMSE against the number of known ratings of a user, with a line for every row of the table."""
-    found = {(row["row"], row["metric"]): row for row in rows}
-    figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-    axes = figure.subplots()
-    for name in dict.fromkeys(row["row"] for row in rows):
-        values = [found[name, _known(k)] for k in known]
-        ours, spread = ([row[part] for row in values] for part in ("ours", "spread"))
-        axes.errorbar(known, ours, spread, marker="o", markersize=4, linewidth=1.2, capsize=2, label=name)
-    axes.set(xlabel="ratings known of a user", ylabel="RMSE of the others", xscale="log")
-    axes.set_xticks(known, list(map(str, known)))
-    axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=8)
-    save_picture(path, figure, quick)
+def _without(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in more}
 
 
-def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in changes.items() if key.startswith("data.")}
+def _trained(task: Task, changes: Mapping[str, Any], metric: str, progress: OnStatus) -> float:
+    """The metric of a training on the test clients; not a number if it diverged."""
+    part = f"{task.name}, {changes['algorithm']}, seed {changes['seed']}"
+    progress(Status(0, 0, float("nan"), None)._replace(part=part))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RunWarning)
+            return float(train(task, changes=changes).test[metric])
+    except UserError:
+        return float("nan")
 
 
-def _train(
-    task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: OnStatus
-) -> dict[str, list[float]]:
-    """The values of every metric, one for each seed. A training that diverges raises `UserError`."""
-    prepared = prepare(task, config)
-    simulation = make_simulation(prepared, config)
-    evaluate = make_evaluator(prepared, config, task.test)
-    judges = {k: judge(task, config, store, k) for k, store in rich.items()}
-    found: dict[str, list[float]] = {}
-    for seed in seeds:
-        simulation.restart(seed)
-        spent = []
-        for records in simulation.run(config.rounds):
-            spent += [record.seconds for record in records]
-            progress(Status(simulation.round, config.rounds, records[-1].loss, None))
-        params, told = simulation.state.params, evaluate(simulation.state.params)
-        if not told["rmse"] < 10:
-            raise UserError(f"seed {seed} has diverged: the RMSE is {told['rmse']}")
-        values = {"rmse": told["rmse"], "accuracy %": 100 * told["accuracy"]}
-        values |= {_known(k): judged(params)["rmse"] for k, judged in judges.items()}
-        for metric, value in (values | {"ms a round": 1e3 * float(np.median(spent))}).items():
-            found.setdefault(metric, []).append(value)
-    return found
-
-
-def judge(task: Task, config: Config, store: ClientStore, known: int) -> Evaluator:
-    """The evaluation of users with this many known ratings, on the second half of their ratings."""
-    prepared = prepare(task, config)
-    build = recon_build(task.personal, config, judged=first_of(known))
-    return make_evaluator(prepared._replace(evaluation=build), config, store)
-
-
-def first_of(known: int) -> Split:
-    """Support: the first `known` examples of the first half; query: the second half."""
-    fewer = lambda half: half * (half < known) + known * (half >= known)
-    return Split(
-        Subset(lambda n: fewer(n // 2), lambda j, n: j), Subset(lambda n: n - n // 2, lambda j, n: n // 2 + j)
+def _columns(store: ClientStore, part: Any, *names: str) -> tuple[np.ndarray, ...]:
+    """The client (its place) and two columns of every example of a part of each client's examples."""
+    every = store.gather(np.arange(store.num_clients))
+    rows = np.concatenate(
+        [
+            start + _rows(part, count)
+            for start, count in zip(every.starts.tolist(), every.counts.tolist(), strict=True)
+        ]
     )
+    columns = [every.columns[name][rows] for name in (*names, *names)[:2]]
+    return owners(every.counts)[rows], *columns
 
 
-def _rich(test: ClientStore, known: int) -> ClientStore:
-    """The users whose first half has at least this many ratings."""
-    return test.take(np.flatnonzero(test.counts >= 2 * known))
+def _ratings(store: ClientStore, part: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    user, item, rating = _columns(store, part, "item", "rating")
+    return user, item, rating.astype(np.float64)
 
 
-def _of_mean(task: Task, known: int) -> float:
-    """The RMSE of the prediction that is always the mean of the training ratings."""
-    mean = task.train.gather(np.arange(task.train.num_clients)).columns["rating"].mean()
-    test, query = _rich(task.test, known), first_of(known).query
-    asked = [
-        test.examples(c)["rating"][query.index(np.arange(query.count(n)), n)]
-        for c, n in enumerate(test.counts.tolist())
-    ]
-    return float(np.sqrt(np.mean((np.concatenate(asked) - mean) ** 2)))
+def _rows(part: Any, count: int) -> np.ndarray:
+    """The rows of a client that are in the part."""
+    return np.asarray(part.index(np.arange(part.count(count)), count), np.int64)
+
+
+def _sums(group: np.ndarray, values: np.ndarray | None, size: int) -> np.ndarray:
+    return np.bincount(group, values, size)
+
+
+def _draw(path: Path, rows: Sequence[Mapping[str, Any]], quick: bool) -> None:
+    """A panel for every task: the algorithms with their spread over seeds, and the baseline as a line."""
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    figure = Figure(figsize=(10, 3.2 * -(-len(metrics) // 3)), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(-(-len(metrics) // 3), 3)).ravel()
+    for axes, metric in zip(panels, metrics, strict=False):
+        mine = [row for row in rows if row["metric"] == metric]
+        learned = [row for row in mine if row["row"] != BASELINE][::-1]
+        axes.errorbar(
+            [row["ours"] for row in learned],
+            range(len(learned)),
+            xerr=[row["spread"] for row in learned],
+            fmt="o",
+            markersize=4,
+            capsize=2,
+        )
+        axes.axvline(mine[0]["ours"], color="0.5", linewidth=1, linestyle="--")
+        axes.set_yticks(range(len(learned)), [row["row"] for row in learned], fontsize=7)
+        axes.set_title(metric, fontsize=9)
+    for axes in panels[len(metrics) :]:
+        axes.set_visible(False)
+    save_picture(path, figure, quick)

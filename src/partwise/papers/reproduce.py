@@ -23,6 +23,7 @@ from partwise.papers import (
     fedsubavg,
     long_tails,
     next_items,
+    paper_settings,
     private_ratings,
     staleness,
     theory,
@@ -118,7 +119,12 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "FedSubAvg beyond the paper: heat and rounds to a target, Yelp or blogs", long_tails.long_tails
     ),
     "defaults": Reproduction(
-        "what a task starts from beside the paper's settings: MovieLens, twenty seeds", defaults.defaults, 20
+        "every algorithm with its defaults on every task without data, and on MovieLens-100k", defaults.defaults, 5
+    ),
+    "paper-settings": Reproduction(
+        "what a task starts from beside the paper's settings: MovieLens, twenty seeds",
+        paper_settings.paper_settings,
+        20,
     ),
     "movielens-beyond": Reproduction(
         "beyond the papers, step by step: MovieLens, unseen users", beyond.beyond

@@ -39,9 +39,14 @@ def adagrad(rate: Any, initial_accumulator: float = 0.0, epsilon: float = 1e-3) 
     return ServerOptimizer(optax.adagrad(rate, initial_accumulator, epsilon), rows="exact")
 
 
-def adam(rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3) -> ServerOptimizer:
-    """FedAdam with the constants of Reddi et al."""
-    return ServerOptimizer(optax.adam(rate, b1, b2, epsilon))
+def adam(
+    rate: Any, b1: float = 0.9, b2: float = 0.99, epsilon: float = 1e-3, decay: float = 0.0
+) -> ServerOptimizer:
+    """FedAdam with the constants of Reddi et al. With a decay, AdamW: every step also takes away rate * decay of
+    each parameter."""
+    return ServerOptimizer(
+        optax.adamw(rate, b1, b2, epsilon, weight_decay=decay) if decay else optax.adam(rate, b1, b2, epsilon)
+    )
 
 
 def yogi(
@@ -79,12 +84,13 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOptimizer]] = {
 # The allowed values of the optimizers' own settings. A decay of 1 is not allowed: it would never forget, and move
 # nothing.
 _FIRST, _SMALL = {"initial_accumulator": Limits(0, 1e6)}, {"epsilon": Limits(1e-12, 1e6)}
+_SHRINKING = {"decay": Limits(0, 1e6)}
 _DECAYS = {"b1": Limits(0, 0.9999), "b2": Limits(0, 0.999999)}
 SETTINGS: Mapping[str, Mapping[str, Limits]] = {
     "sgd": {"momentum": Limits(0, 0.9999)},
     "adagrad": _FIRST | _SMALL,
-    "adam": _DECAYS | _SMALL,
-    "lazy_adam": _DECAYS | _SMALL,
+    "adam": _DECAYS | _SMALL | _SHRINKING,
+    "lazy_adam": _DECAYS | _SMALL | _SHRINKING,
     "yogi": _DECAYS | _SMALL | _FIRST,
     "lazy_yogi": _DECAYS | _SMALL | _FIRST,
 }
