@@ -35,7 +35,7 @@ def test_heat_counts_the_keys_that_clients_ask_for(parts, make_store):
         if space in heats:
             expected = np.bincount(own.keys, minlength=parts.num_keys(space))
             np.testing.assert_array_equal(heats[space].counts, expected)
-    assert heats["item"].total == 30
+    assert heats["item"].total == (counts > 0).sum()
     assert count_heats(store, parts, "samples")["word"].total == total
 
 

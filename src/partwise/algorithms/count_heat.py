@@ -7,8 +7,9 @@ simulation or over a network, plain, masked or by two servers (`privacy.sums`), 
 
 With noise, a client counts for at most `privacy.heat_keys` of its keys, drawn at random over all key spaces, and
 tells in one more coordinate which share of its keys that is. These shares add up to N_eff, and N_eff / n_m is the
-factor (as in `data.heat_gaussian`). Without noise, all keys are counted. A client without examples has no part in
-a sum, so it counts neither in n_m nor in N_eff.
+factor (as in `data.heat_gaussian`). Without noise, all keys are counted. A client without examples, or with fewer
+than `cohort.min_examples`, has no part in a sum, so it counts neither in n_m nor in N_eff. Set this to the fewest
+examples with which a client takes part in the training (`config.parts.fewest_examples`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from partwise.algorithm import Algorithm, choices
 from partwise.algorithms.central import PLAIN_SERVER
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import unselected
+from partwise.algorithms.registry import training_split
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
 from partwise.client.state import Client, begin
-from partwise.config.parts import make_recruiting
+from partwise.config.parts import fewest_examples, make_recruiting
 from partwise.config.protection import protection
 from partwise.config.settings import Config
 from partwise.data.heat_gaussian import Counted
@@ -186,6 +188,7 @@ def counting(task: Task, config: Config) -> Config:
     cost = {
         "privacy.epsilon": None if part.heat_noise else part.heat_epsilon,
         "privacy.noise": part.heat_noise,
+        "cohort.min_examples": fewest_examples(config, training_split(config)),
     }
     return settle(task, config.owning({}).changed({"algorithm": NAME, **cost}))
 
@@ -195,7 +198,6 @@ ONCE = {
     "cohort.sampling": "poisson",  # with the chance 1, so that a client is added or removed, not replaced
     "cohort.over_selection": 1.0,
     "cohort.dropout": 0.0,
-    "cohort.min_examples": 0,
     "server.schedule": "constant",
     "server.weighting": "uniform",
     "server.counts": "",
@@ -219,7 +221,7 @@ COUNT_HEAT = AlgorithmEntry(
     settle=settle,
     unread=dict.fromkeys(("update.*", "reconstruct.*", "server.*", "fine_tune.*"), UNTRAINED)
     | dict.fromkeys(("split.*", "evaluation_split.*", "evaluation.*"), UNTRAINED)
-    | dict.fromkeys(("rounds", "cohort.*", "privacy.noise_cohort"), EVERYBODY)
+    | dict.fromkeys(("rounds", "cohort.[!m]*", "privacy.noise_cohort"), EVERYBODY)
     | dict.fromkeys(("privacy.heat", "privacy.heat_epsilon", "privacy.heat_noise"), COST)
     | dict.fromkeys(
         ("privacy.clip", "privacy.clip_*", "privacy.rows*", "privacy.mechanism", "privacy.buffers"),

@@ -163,7 +163,7 @@ def recon_build(
     make_reconstruct(config, rates_of(config))  # raises errors here, not during compilation
     train = make_through if config.update.method == "through" else make_update
     choose = make_choices(setting, config)
-    aggregator = make_aggregator(setting, config, store)
+    aggregator = make_aggregator(setting, config, store, here)
 
     def build(rates: Mapping[str, Any]) -> Algorithm:
         return fed_recon(

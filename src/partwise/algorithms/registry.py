@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
+from partwise.client.split import Split, none
 from partwise.client.state import Client
 from partwise.client.update import check_solvable
+from partwise.config.parts import make_split
 from partwise.config.secure_sums import secured
 from partwise.config.settings import Config, shared_keys
 from partwise.model.precision import with_precision
@@ -68,6 +70,11 @@ def prepare(task: Task, config: Config) -> Prepared:
         return prepared
     secure = partial(secured, config=config, num_clients=prepared.store.num_clients)
     return prepared._replace(build=lambda rates: secure(prepared.build(rates)))
+
+
+def training_split(config: Config) -> Split:
+    """How the training clients of a configuration split their examples."""
+    return make_split(config.split) if find_algorithm(config.algorithm).splits else none()
 
 
 def _solving(prepared: Prepared) -> Prepared:

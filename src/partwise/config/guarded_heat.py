@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from partwise.config.protection import Protection
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
@@ -17,10 +19,16 @@ STREAM = 0x48454154  # the randomness of heat, apart from that of cohorts
 
 
 def guarded_heats(
-    partition: Partition, config: Config, store: ClientStore, promised: Protection, seed: Seed
+    partition: Partition,
+    config: Config,
+    store: ClientStore,
+    weights: np.ndarray,
+    promised: Protection,
+    seed: Seed,
 ) -> dict[str, Heat]:
     """The heat of every key space, with the noise that the configuration names. It depends on the seed alone, so a
-    simulation that goes on has the same; over a network, the seed is secret bytes."""
+    simulation that goes on has the same; over a network, the seed is secret bytes. Clients of weight 0 are not
+    counted; how many they are is not told (`Heat.total` is that of the store if the counts have noise)."""
     if promised.heat is None:
         raise UserError(
             "server.mean = heat counts the holders of rows: with privacy.clip, count them privately "
@@ -30,12 +38,13 @@ def guarded_heats(
     part = config.privacy
     if part.heat == "gaussian":
         keys = {space: partition.num_keys(space) for space in partition.spaces}
-        pairs = held_pairs(store, partition)
-        counted = count_limited(pairs, keys, store.num_clients, part.heat_keys, rng)
+        able = store.take(weights > 0)
+        counted = count_limited(held_pairs(able, partition), keys, able.num_clients, part.heat_keys, rng)
+        counted = counted._replace(total=store.num_clients)
         return gaussian_heats(counted, promised.heat.noise, part.heat_keys, rng)
-    heats = count_heats(store, partition)
+    heats = count_heats(store, partition, weights=weights)
     sent = {space: randomized_counts(heat, part.heat_epsilon, rng) for space, heat in heats.items()}
     return {
-        space: private_heat(counts, store.num_clients, part.heat_epsilon, space)
+        space: private_heat(counts, int(heats[space].total), part.heat_epsilon, space)
         for space, counts in sent.items()
     }

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
 
 from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
@@ -15,7 +19,9 @@ from partwise.config.protection import Protection, protection
 from partwise.config.schedules import make_schedule_of_rate
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
+from partwise.data.ragged import offsets, owners, ranks
 from partwise.data.store import ClientStore
+from partwise.model.spec import Model, one_per_example
 from partwise.selection.choose import Choice, parse_choice
 from partwise.selection.key_heat import count_heats
 from partwise.server import heat_mean, mean
@@ -160,8 +166,14 @@ def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOpt
     return make_optimizer(config.server.optimizer, rate, **config.server.settings)
 
 
-def make_aggregator(setting: Setting, config: Config, store: ClientStore | None = None) -> Aggregator:
-    """How the updates of a round are combined. Heat is counted over the training clients in `store`."""
+def make_aggregator(
+    setting: Setting,
+    config: Config,
+    store: ClientStore | None = None,
+    divided: split.Split | None = None,
+) -> Aggregator:
+    """How the updates of a round are combined. Heat is counted over the training clients in `store`, which are
+    `divided` into support and query sets."""
     part, spaces = config.server, tuple(setting.partition.spaces)
     weigh = make_weigh(config)
     one_of("server.mean", part.mean, VALUES["server.mean"])
@@ -171,19 +183,21 @@ def make_aggregator(setting: Setting, config: Config, store: ClientStore | None 
         )
     promised = protection(config, store.num_clients) if store is not None else None
     if promised and store is not None:
-        return _private(setting, config, store, promised)
+        return _private(setting, config, store, divided, promised)
     if part.mean == "seen":
         return heat_mean.estimated_sub_mean(spaces, weigh, part.cap)
     if part.mean == "heat" and store is not None:
-        return heat_mean.sub_mean(counted_heats(setting, config, store), weigh, part.cap)
+        return heat_mean.sub_mean(counted_heats(setting, config, store, divided), weigh, part.cap)
     return mean.mean(weigh, spaces if part.mean == "holders" else setting.own_spaces)
 
 
-def _private(setting: Setting, config: Config, store: ClientStore, promised: Protection) -> Aggregator:
+def _private(
+    setting: Setting, config: Config, store: ClientStore, divided: split.Split | None, promised: Protection
+) -> Aggregator:
     """The mean whose sums leave by the door only. Factors of heat are applied after the noise."""
     plain = mean.mean(make_weigh(config), setting.own_spaces)
     if config.server.mean == "heat":
-        heats = counted_heats(setting, config, store, promised)
+        heats = counted_heats(setting, config, store, divided, promised)
         plain = heat_mean.sub_mean(heats, make_weigh(config), config.server.cap)
     aggregator = private(plain, promised.door)
     return filtered(aggregator, tuple(setting.partition.spaces)) if promised.door.rows_share else aggregator
@@ -196,7 +210,11 @@ def make_weigh(config: Config) -> mean.Weigh:
 
 
 def counted_heats(
-    setting: Setting, config: Config, store: ClientStore, promised: Protection | None = None
+    setting: Setting,
+    config: Config,
+    store: ClientStore,
+    divided: split.Split | None = None,
+    promised: Protection | None = None,
 ) -> dict[str, Heat]:
     """The heat of every key space, counted by clients or by samples, in agreement with the weights of clients; or
     with noise, if clients are promised privacy."""
@@ -208,10 +226,40 @@ def counted_heats(
             )
     if HEATS in store.info:
         return store.info[HEATS]
+    weights = round_weights(setting.model, config, store, divided)
     if promised:
-        return guarded_heats(setting.partition, config, store, promised, config.seed)
+        return guarded_heats(setting.partition, config, store, weights, promised, config.seed)
     by = "samples" if config.server.weighting == "examples" else "clients"
-    return count_heats(store, setting.partition, by)
+    return count_heats(store, setting.partition, by, weights)
+
+
+def round_weights(
+    model: Model, config: Config, store: ClientStore, divided: split.Split | None = None
+) -> np.ndarray:
+    """What every client of a store weighs in a round if all examples do not count alike: the weight of its query
+    set, [C]. It is 0 for those that cannot take part, because they have too few examples (`cohort.min_examples`) or
+    nothing in the query set."""
+    query, counts = (divided or split.none()).query, store.counts
+    weights = query.count(counts) if model.weight is one_per_example else _weighed(model, query, store)
+    return np.where(counts >= config.cohort.min_examples, weights, 0)
+
+
+def _weighed(model: Model, query: split.Subset, store: ClientStore) -> np.ndarray:
+    """The weight of every client's query set, for examples with weights of their own."""
+    sums = [np.zeros(0)]
+    for part in store.blocks():
+        each = np.asarray(model.weight({name: jnp.asarray(x) for name, x in part.columns.items()}), float)
+        used = query.count(part.counts)
+        client = owners(used)
+        rows = offsets(part.counts)[client] + query.index(ranks(used), part.counts[client])
+        sums.append(np.bincount(client, each[rows], len(used)))
+    return np.concatenate(sums)
+
+
+def fewest_examples(config: Config, divided: split.Split) -> int:
+    """The smallest number of examples with which a client takes part in a round: enough for `cohort.min_examples`
+    and for a query set."""
+    return max(config.cohort.min_examples, bisect_left(range(1 << 31), 1, key=divided.query.count))
 
 
 def make_recruiting(config: Config) -> Recruiting:

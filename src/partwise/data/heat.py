@@ -28,14 +28,17 @@ PERCENTILES = (5, 25, 50, 75, 95)
 class Heat:
     """How many clients hold each key of a space.
 
-    counts: [K] int64, n_m: the number of clients that hold key m. By samples: the number of all samples of these
-            clients (the weights in the authors' code), not only of the samples that name the key
-    total:  N, the number of all clients, including clients that hold nothing. By samples: the number of all samples
+    counts: [K], n_m: the number of clients that hold key m. By samples: what these clients weigh together, which is
+            the number of all their samples (as in the authors' code), not only of the samples that name the key
+    total:  N, the number of all clients that can take part, including clients that hold nothing. By samples: what
+            they weigh together
+
+    Numbers are whole, except by samples where samples have weights of their own.
     """
 
     space: str
     counts: np.ndarray
-    total: int
+    total: float
     by: By = "clients"
 
     def __post_init__(self):
@@ -43,12 +46,13 @@ class Heat:
         what = f"the heat of key space '{self.space}'"
         if self.by not in get_args(By):
             raise unknown(f"unit of {what}", self.by, get_args(By))
-        if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer):
+        weighed = self.by == "samples" and np.issubdtype(counts.dtype, np.floating)
+        if counts.ndim != 1 or not (weighed or np.issubdtype(counts.dtype, np.integer)):
             raise UserError(
                 f"{what} has counts of type {counts.dtype} and shape {counts.shape}: give one whole number per key "
                 f"(private or estimated ones through private_heat or Seen.coefficients)"
             )
-        if not isinstance(self.total, int | np.integer):
+        if not weighed and not isinstance(self.total, int | np.integer):
             raise UserError(f"{what} has a total of {self.total}: give a whole number of {self.by}")
         if counts.min(initial=0) < 0:
             raise UserError(f"{what} has a count of {counts.min()}: nobody can hold a key fewer than 0 times")
@@ -58,8 +62,8 @@ class Heat:
                 f"{what} says that key {key} is held by {counts[key]} of {self.total} {self.by}: more than there "
                 f"are. Count the keys and their total over the same clients."
             )
-        object.__setattr__(self, "counts", counts.astype(np.int64))
-        object.__setattr__(self, "total", int(self.total))
+        object.__setattr__(self, "counts", counts.astype(np.float64 if weighed else np.int64))
+        object.__setattr__(self, "total", float(self.total) if weighed else int(self.total))
 
     @property
     def num_keys(self) -> int:
@@ -74,8 +78,9 @@ def count_heat(
     num_keys: int | None = None,
     by: By = "clients",
     block: int = 1,
+    weights: np.ndarray | None = None,
 ) -> Heat:
-    """Count the heat of a key space over all clients of a store.
+    """Count the heat of a key space over the clients of a store that have a weight.
 
     Args:
         store: The clients.
@@ -85,6 +90,8 @@ def count_heat(
         num_keys: K (default: the number of keys of the first column).
         by: Count clients, or the samples of these clients.
         block: How many ids share a key. Key k has the ids from k * block on.
+        weights: [C], what every client weighs in a round (default: its number of examples). A client of weight 0
+            can move nothing, so it is counted neither in n_m nor in N.
 
     A block of clients has about a million ids. A larger client is a block by itself.
     """
@@ -93,13 +100,25 @@ def count_heat(
         raise UserError(f"no column holds the keys of space '{space}', so nobody's examples can be counted")
     check_known(columns, store.columns)
     num_keys = store.num_keys(columns[0]) // block if num_keys is None else num_keys
-    held = store.select(columns).take(np.argsort(store.starts))  # neighbours are read together
+    weights = store.counts if weights is None else weights
+    order = np.argsort(store.starts)  # neighbours are read together
+    order = order[weights[order] > 0]
+    held, weights = store.select(columns).take(order), _whole(weights[order])
     width = sum(int(np.prod(values.shape[1:], dtype=np.int64)) for values in held.columns.values())
-    counts = np.zeros(num_keys, np.int64)
+    amounts = np.ones(len(weights), np.int64) if by == "clients" else weights
+    counts, first = np.zeros(num_keys, amounts.dtype), 0
     for part in held.blocks(max(IDS_PER_BLOCK // width, 1)):
         client, key = _holders(part, space, num_keys, block)
-        np.add.at(counts, key, 1 if by == "clients" else part.counts[client])
-    return Heat(space, counts, store.num_clients if by == "clients" else store.num_examples, by)
+        np.add.at(counts, key, amounts[first + client])
+        first += len(part.counts)
+    # The same additions for the total: it must not be rounded below the count of a key that everybody holds.
+    return Heat(space, counts, np.cumsum(amounts)[-1].item() if len(amounts) else 0, by)
+
+
+def _whole(weights: np.ndarray) -> np.ndarray:
+    """The weights as whole numbers, if they are."""
+    whole = np.rint(weights).astype(np.int64)
+    return whole if np.array_equal(whole, weights) else weights.astype(np.float64)
 
 
 def holders(

@@ -86,7 +86,13 @@ def gaussian_heats(counted: Counted, noise: float, most: int, rng: np.random.Gen
 
 def scaled_heats(counted: Counted, sd: float) -> dict[str, Heat]:
     """Heat from counts whose noise has this standard deviation (0: they are exact), scaled to all N clients. A
-    count is at least twice the standard deviation of its noise: N / n_m of a smaller one would be noise."""
+    count is at least twice the standard deviation of its noise: N / n_m of a smaller one would be noise. Exact
+    counts are left as they are, and N is the number of clients that counted, because scaling rounds."""
+    if not sd and float(counted.clients).is_integer():
+        return {
+            space: Heat(space, np.rint(counts).astype(np.int64), int(counted.clients))
+            for space, counts in counted.counts.items()
+        }
     scale = counted.total / min(max(counted.clients, 1.0), counted.total)
     least = 1 if sd else 0  # noise may hide that somebody holds a key
     heats = {}

@@ -50,7 +50,7 @@ def randomized_counts(heat: Heat, epsilon: float, rng: np.random.Generator) -> n
     if heat.by != "clients":
         raise UserError(f"bits say which clients hold a key: count heat by clients, not by {heat.by}")
     q = flip_probability(epsilon)
-    return rng.binomial(heat.counts, 1 - q) + rng.binomial(heat.total - heat.counts, q)
+    return rng.binomial(heat.counts, 1 - q) + rng.binomial(int(heat.total) - heat.counts, q)
 
 
 def debias(sent: np.ndarray, num_clients: int, epsilon: float) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from partwise.algorithm import Algorithm, init_params, init_server
+from partwise.algorithm import Algorithm, check_keys_stay, init_params, init_server
 from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.checkpoint import load_tree, save_tree
 from partwise.config.parts import HEATS, one_of
@@ -55,7 +55,6 @@ from partwise.runs.folder import Folder
 from partwise.runs.run_view import HEAT_FILE, START_FILE
 from partwise.selection.key_heat import load_heats, save_heats
 from partwise.server.round import Server
-from partwise.simulation.kept import check_keys_stay
 from partwise.tasks import Task
 from partwise.types import UserError
 
@@ -79,9 +78,8 @@ def found_run(task: Task, config: Config, out: str | Path, journal: str | None =
     config = promised_config(config, map(str, task.train.client_ids.tolist())).changed({"server.counts": ""})
     prepared, folder = prepare(task, config), Folder(out)
     algorithm = prepared.build(prepared.rates)
-    if config.deploy.reports == "sum":
-        check_keys_stay(algorithm)
-    heats = known_heats(config, algorithm.partition, prepared.store)
+    check_keys_stay(algorithm)
+    heats = known_heats(config, algorithm, prepared.store)
     folder.path.mkdir(parents=True, exist_ok=True)
     with folder.held():
         folder.check_free()

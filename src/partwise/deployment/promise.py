@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from partwise.algorithm import Algorithm
+from partwise.algorithms.registry import training_split
 from partwise.checkpoint import read_file, write_file
 from partwise.config.guarded_heat import guarded_heats
-from partwise.config.parts import HEATS
+from partwise.config.parts import HEATS, round_weights
 from partwise.config.protection import Protection, protection
 from partwise.config.secure_sums import bits_for, noise_share
 from partwise.config.settings import Config
@@ -26,7 +27,6 @@ from partwise.deployment.pair import Pair, make_agreement, with_promise
 from partwise.deployment.rules import make_rules
 from partwise.deployment.server_noise import AddNoise, own_noise
 from partwise.deployment.stages import FEWEST
-from partwise.model.partition import Partition
 from partwise.privacy.secret_draws import Seed
 from partwise.selection.key_heat import count_heats
 from partwise.server.cohort import parse_sampling
@@ -130,18 +130,24 @@ def make_noise(promised: Protection | None) -> AddNoise | None:
     return own_noise(promised.door, bits_for(promised) if promised.sums == "masked" else None)
 
 
-def known_heats(config: Config, partition: Partition, store: ClientStore) -> dict[str, Heat]:
-    """The heat that a server may know: what a run has counted before (`server.counts`), or what the data here says.
-    If clients are promised privacy, it is counted with noise, or not at all."""
+def known_heats(config: Config, algorithm: Algorithm, store: ClientStore) -> dict[str, Heat]:
+    """The heat that a server may know: what a run has counted before (`server.counts`), or what the data here says
+    of the clients that can take part. If clients are promised privacy, it is counted with noise, or not at all."""
     if HEATS in store.info:
         return store.info[HEATS]
-    promised = protection(config, store.num_clients)
-    if promised is None:
-        by = "samples" if config.server.weighting == "examples" else "clients"
-        return count_heats(store, partition, by)
-    if config.server.mean != "heat":
+    promised, partition, rules = (
+        protection(config, store.num_clients),
+        algorithm.partition,
+        make_rules(config),
+    )
+    if promised is not None and config.server.mean != "heat":
         return {}
-    return guarded_heats(partition, config, store, promised, secrets.token_bytes(32))
+    weights = round_weights(algorithm.model, config, store, training_split(config))
+    weights[[rules.is_held_out(str(name)) for name in store.client_ids.tolist()]] = 0
+    if promised is not None:
+        return guarded_heats(partition, config, store, weights, promised, secrets.token_bytes(32))
+    by = "samples" if config.server.weighting == "examples" else "clients"
+    return count_heats(store, partition, by, weights)
 
 
 def keep_cohort_seed(folder: Path, config: Config) -> None:

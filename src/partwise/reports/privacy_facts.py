@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithms.registry import prepare
+from partwise.algorithms.registry import prepare, training_split
+from partwise.config.parts import round_weights
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
@@ -90,9 +91,11 @@ def gather_facts(task: Task, config: Config) -> PrivacyFacts:
         choices=choices,
         bounded_by=bounded_by,
         counts=counts,
-        sizes=sizes_of(partition, choices),
+        sizes=sizes_of(partition, choices, algorithm.aggregator.zero),
         agreement=agreement_of(words, partition, choices, "measured"),
-        heats=count_heats(store, partition),
+        heats=count_heats(
+            store, partition, weights=round_weights(algorithm.model, config, store, training_split(config))
+        ),
     )
 
 

@@ -12,8 +12,8 @@ import math
 import numpy as np
 
 from partwise.algorithms.count_heat import NAME, count_setting, counted_in
-from partwise.algorithms.registry import find_algorithm
-from partwise.config.parts import HEATS
+from partwise.algorithms.registry import find_algorithm, training_split
+from partwise.config.parts import HEATS, fewest_examples
 from partwise.config.protection import Protection, protection
 from partwise.config.settings import Config
 from partwise.data.heat import Heat
@@ -58,7 +58,21 @@ def _checked(folder: Folder, task: Task, config: Config) -> Config:
             f"{where} counted clients, and server.weighting = {config.server.weighting} weighs them by examples: "
             f"set server.weighting=uniform"
         )
+    _check_same_clients(where, counting, task, config)
     return counting
+
+
+def _check_same_clients(where: str, counting: Config, task: Task, config: Config) -> None:
+    """Raise `UserError` if clients of the data were counted and cannot train, or the other way round."""
+    counted = fewest_examples(counting, training_split(counting))
+    trains, sizes = fewest_examples(config, training_split(config)), task.train.counts
+    differ = int(np.sum((sizes >= counted) != (sizes >= trains)))
+    if differ:
+        raise UserError(
+            f"{where} counted clients with at least {counted} examples, and those with at least {trains} train "
+            f"(cohort.min_examples, and a query set): they differ in {differ:,} clients. Count them again with "
+            f"cohort.min_examples={trains}"
+        )
 
 
 def _heats(
@@ -77,7 +91,9 @@ def _heats(
                 f"{parts.num_keys(space):,}: count them again with this task's data"
             )
     own = {space: np.ones(setting.partition.num_keys(space), np.int64) for space in setting.own_spaces}
-    known = scaled_heats(counted, _deviation(promised)) | scaled_heats(Counted(own, total, total), 0.0)
+    sd = _deviation(promised)
+    number = total if sd else counted.clients
+    known = scaled_heats(counted, sd) | scaled_heats(Counted(own, number, total), 0.0)
     return {space: known[space] for space in setting.partition.spaces if space in known}
 
 

@@ -1,7 +1,9 @@
 """The heat of a model's key spaces, and its file (see `data.heat`).
 
-Heat counts the keys that clients' examples name. If clients ask for their own keys, these are also the rows
-that they train. If clients choose other keys (`random`, `same`, `all`), this is not so.
+Heat counts the keys that clients' examples name, over the clients that can take part in a round with a weight. If
+clients ask for their own keys, these are also the rows that they are sent. If clients choose other keys (`random`,
+`same`, `all`), this is not so. A client also holds a row that only its support set names: it is sent the row, and
+its change of it counts, even if it is 0. The other means over holders (`server.mean` = holders, seen) count it too.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
 FORMAT = "partwise-heat"
 
 
-def count_heats(store: ClientStore, partition: Partition, by: By = "clients") -> dict[str, Heat]:
-    """The heat of every key space that has key columns in the examples."""
+def count_heats(
+    store: ClientStore, partition: Partition, by: By = "clients", weights: np.ndarray | None = None
+) -> dict[str, Heat]:
+    """The heat of every key space that has key columns in the examples. `weights` are as in `count_heat`."""
     return {
-        space: count_heat(store, space, names, partition.num_keys(space), by, partition.block(space))
+        space: count_heat(store, space, names, partition.num_keys(space), by, partition.block(space), weights)
         for space in partition.spaces
         if (names := partition.columns[space])
     }
