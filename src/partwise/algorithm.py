@@ -14,6 +14,7 @@ from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice, everything, own
+from partwise.selection.serving import Sizes, sizes_of
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
 from partwise.server.total import Aggregator, Contribution, Known, Report
@@ -83,6 +84,19 @@ def kept_shape(algorithm: Algorithm, path: str) -> jax.ShapeDtypeStruct:
     return algorithm.partition.shapes.get(path, jax.ShapeDtypeStruct((), jnp.float32))
 
 
+def check_keys_stay(algorithm: Algorithm) -> None:
+    """Raise `UserError` if clients keep something for each of their keys, and choose other keys in every round.
+    Whatever lets clients keep something calls it: a compiled run, a device, and a server that founds a run."""
+    for path in algorithm.keeps:
+        keyed = path in algorithm.partition.of("keyed")
+        space = algorithm.partition.roles[path].space if keyed else ""
+        if keyed and algorithm.choose[space].every_round:
+            raise UserError(
+                f"clients keep something for every key of space '{space}' from round to round, so they must "
+                f"have the same keys in every round: select.{space} = own, all or top:m"
+            )
+
+
 def init_params(algorithm: Algorithm, rng: jax.Array) -> dict[str, jax.Array]:
     """The leaves that the server stores, before training."""
     return algorithm.partition.split(algorithm.model.init(rng))[0]
@@ -93,6 +107,11 @@ def init_server(algorithm: Algorithm, rng: jax.Array) -> ServerState:
     partition = algorithm.partition
     carried = algorithm.aggregator.init(partition)
     return init_state(partition, algorithm.optimizer, init_params(algorithm, rng), carried)
+
+
+def costs_of(algorithm: Algorithm) -> Sizes:
+    """The sizes of what goes to a client and back, from which `selection.serving.serve` computes the costs."""
+    return sizes_of(algorithm.partition, algorithm.choose, algorithm.aggregator.zero)
 
 
 class Done(NamedTuple):

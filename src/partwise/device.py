@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Algorithm, contribute, kept_shape, whole_model
+from partwise.algorithm import Algorithm, check_keys_stay, contribute, kept_shape, whole_model
 from partwise.client.batches import Drawn, Examples
 from partwise.client.check_model import check_model
 from partwise.client.state import Client, begin, outputs_of, read
@@ -112,6 +112,7 @@ class Device:
     """
 
     def __init__(self, algorithm: Algorithm, precision: str = "float32", sealing: Sealing | None = None):
+        check_keys_stay(algorithm)
         self.algorithm, self._sealing = algorithm, sealing
         self._form = ReportForm(algorithm.aggregator, algorithm.partition, precision)
         self._contribute = jit(

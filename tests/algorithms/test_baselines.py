@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import jax
 import numpy as np
 import pytest
 
@@ -10,12 +13,15 @@ from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.scaffold import historical, scaffold
 from partwise.client.batches import Schedule
 from partwise.client.update import by_steps
+from partwise.device import Device
 from partwise.selection.choose import parse_choice
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import mean, uniform
 from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
+from partwise.simulation.plain import PlainSimulation
+from partwise.simulation.site import Site
 from partwise.testing import check_algorithm
 from partwise.types import UserError
 
@@ -173,8 +179,54 @@ def test_a_rehearsal_keeps_nothing(sparse_model, sparse_parts, sparse_store):
 
 def test_scaffold_needs_the_same_keys_in_every_round(sparse_model, sparse_parts, sparse_store):
     build = controlled(sparse_model, sparse_parts, choose={"item": parse_choice("sample:2")})
-    with pytest.raises(UserError, match=r"same keys in every round: select\.item = own"):
-        Simulation(build, RATES, sparse_store, Recruiting(3))
+    for refuses in (
+        lambda: Simulation(build, RATES, sparse_store, Recruiting(3)),
+        lambda: PlainSimulation(build, RATES, sparse_store, Recruiting(3)),
+        lambda: Site(build, RATES, sparse_store),
+        lambda: Device(build(RATES)),
+    ):
+        with pytest.raises(UserError, match=r"same keys in every round: select\.item = own"):
+            refuses()
+
+
+def test_what_pads_a_slice_does_not_reach_the_control_variates(sparse_model, sparse_parts, sparse_store):
+    """Clients have one to three keys, so most slices are padded."""
+    found = []
+    for fill in (0.0, -1e9):
+        role = replace(sparse_parts.roles["table"], fill=fill)
+        parts = replace(sparse_parts, roles={**sparse_parts.roles, "table": role})
+        simulation = run(controlled(sparse_model, parts), sparse_store, 4)
+        found.append((dict(simulation.state.params), simulation.kept.arrays))
+    for one, other in zip(*map(jax.tree_util.tree_leaves, found), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_round_without_a_rate_changes_nothing(sparse_model, sparse_parts, sparse_store):
+    """A schedule may reach 0; the rounds before and after are as if the one between had not been."""
+
+    def build(rates):
+        return scaffold(
+            sparse_model,
+            sparse_parts,
+            schedule=Schedule(BATCH),
+            rate=lambda number: rates["update"] * (number != 1),
+            num_clients=5,
+            optimizer=optimizers.sgd(rates["server"]),
+        )
+
+    simulation = Simulation(build, RATES, sparse_store, Recruiting(3), seed=1, rounds_per_call=1)
+    states = []
+    for _ in range(3):
+        list(simulation.run(1))
+        states.append(jax.tree_util.tree_leaves(simulation.snapshot()))
+    for before, after in zip(*states[:2], strict=True):
+        np.testing.assert_array_equal(before, after)
+    assert any((a != b).any() for a, b in zip(*states[1:], strict=True))
+    assert all(np.isfinite(leaf).all() for leaf in states[2])
+    with pytest.raises(UserError, match=r"update.rate is 0: give a rate above 0"):
+        Simulation(
+            controlled(sparse_model, sparse_parts), RATES | {"update": 0.0}, sparse_store, Recruiting(3)
+        )
 
 
 def test_a_sweep_keeps_nothing(sparse_model, sparse_parts, sparse_store):

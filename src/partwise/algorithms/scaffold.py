@@ -2,7 +2,8 @@
 clients.
 
 The server keeps c and every client keeps c_i. Both have the shapes of the parameters and start at zero. A
-client takes steps y <- y - rate (g(y) - c_i + c). After K steps, c_i+ = c_i - c + (x - y) / (K rate). It
+client takes steps y <- y - rate (g(y) - c_i + c). After K steps, c_i+ = c_i - c + (x - y) / (K rate), which is the
+mean of its gradients. A round whose rate is 0 (the end of a schedule) shows no gradients, so c_i stays. A client
 sends both changes, and the server adds |S| / N times the mean change of c_i to c. Each part of c has the role
 of the parameter it belongs to. So for a keyed leaf, a client is sent and keeps the rows of its own keys.
 Twice as many bytes are sent as in Federated Averaging, and clients must come back with what they kept.
@@ -13,6 +14,7 @@ similar.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -57,7 +59,12 @@ def scaffold(
     choose: Mapping[str, Choice] | None = None,
 ) -> Algorithm:
     """SCAFFOLD with SGD on the clients, all with the same weight. `num_clients` is N, the whole population; `rate`
-    may be a function of the round."""
+    may be a function of the round, and 0 in some rounds."""
+    if isinstance(rate, float | int) and rate == 0:
+        raise UserError(
+            "SCAFFOLD finds its control variates by dividing what clients changed by their rate, and update.rate "
+            "is 0: give a rate above 0, or use fed_avg"
+        )
     model, partition, paths = with_control(model, partition)
     of = {path: f"{CONTROL}/{path}" for path in paths}
 
@@ -70,9 +77,11 @@ def scaffold(
         steps = schedule.num_steps(client.examples.count)
         now: Any = rate(client.round) if callable(rate) else rate
         # Divided: a product and a sum may become one operation, rounded once, in one program and not in another.
-        length = jnp.maximum(steps, 1) * now
+        length = steps * jnp.asarray(now, jnp.float32)
         moved = {
-            control: jnp.where(steps > 0, -received[control] - changes[path] / length, 0)  # c_i+ - c_i
+            control: jnp.where(
+                length > 0, -received[control] - changes[path] / jnp.where(length > 0, length, 1), 0
+            )  # c_i+ - c_i
             for path, control in of.items()
         }
         keep = {control: kept[control] + moved[control] for control in of.values()}
@@ -126,7 +135,8 @@ def with_control(model: Model, partition: Partition) -> tuple[Model, Partition, 
         rebuild_loss=model.rebuild_loss
         and (lambda params, batch, rng, loss=model.rebuild_loss: loss(bare(params), batch, rng)),
     )
-    rules = dict(partition.roles) | {f"{CONTROL}/{path}": partition.roles[path] for path in paths}
+    roles = {path: dataclasses.replace(partition.roles[path], fill=0.0) for path in paths}
+    rules = dict(partition.roles) | {f"{CONTROL}/{path}": role for path, role in roles.items()}
     return wrapped, make_partition(wrapped, rules, partition.columns), paths
 
 

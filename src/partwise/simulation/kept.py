@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from partwise.algorithm import Algorithm, kept_shape
+from partwise.algorithm import Algorithm, check_keys_stay, kept_shape
 from partwise.model.roles import to_rows
 from partwise.simulation.stage import Population
 from partwise.types import UserError
@@ -93,18 +93,6 @@ class Kept:
         number = np.arange(capacity)
         real = (clients[..., None] >= 0) & (number < self._counts[path][at])
         return self._starts[path][at] + number, real
-
-
-def check_keys_stay(algorithm: Algorithm) -> None:
-    """Raise `UserError` if clients keep something for each of their keys, and choose other keys in every round."""
-    for path in algorithm.keeps:
-        keyed = path in algorithm.partition.of("keyed")
-        space = algorithm.partition.roles[path].space if keyed else ""
-        if keyed and algorithm.choose[space].every_round:
-            raise UserError(
-                f"clients keep something for every key of space '{space}' from round to round, so they must "
-                f"have the same keys in every round: select.{space} = own, all or top:m"
-            )
 
 
 def _over(mask: np.ndarray, values: np.ndarray) -> np.ndarray:

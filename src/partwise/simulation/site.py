@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Build, Done
+from partwise.algorithm import Build, Done, check_keys_stay
 from partwise.data.ragged import pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.server.messages import Slices, read_slices
 from partwise.server.total import Contribution, Total
 from partwise.simulation.compiled import Summed, compile_each, compile_total
-from partwise.simulation.kept import Kept, check_keys_stay
+from partwise.simulation.kept import Kept
 from partwise.simulation.loop import LANES, fits
 from partwise.simulation.mesh import make_mesh
 from partwise.simulation.stage import Plan
