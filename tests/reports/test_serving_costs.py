@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,10 +14,15 @@ from partwise.randomness import INIT_ROUND, round_rng
 from partwise.reports.serving_costs import compare_serving
 from partwise.runs.resolve import resolve
 from partwise.runs.train import train
-from partwise.selection.serving import WAYS
-from partwise.server.round import Server
+from partwise.selection.serving import KEY_BYTES, WAYS, serve, sizes_of
+from partwise.server.cohort import Recruiting, recruit
+from partwise.server.messages import open_message, read_invitation
+from partwise.server.report_form import SUMS
+from partwise.server.round import Accepted, Server
 from partwise.server.step import init_state
-from partwise.simulation.plain import plain_round
+from partwise.server.total import Aggregator, Contribution
+from partwise.simulation.loop import Simulation
+from partwise.simulation.plain import PlainSimulation, plain_round
 from partwise.types import UserError
 
 PLANTED = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 12, "data.dim": 4}
@@ -67,7 +74,6 @@ def test_the_way_says_whose_bytes_are_told(runs, way):
 def test_messages_are_what_is_counted_but_for_their_headers(psi):
     from partwise.model.partition import with_psi
     from partwise.model.psi import PSIS
-    from partwise.selection.serving import KEY_BYTES, serve, sizes_of
 
     task, config = resolve("planted", None, PLANTED)
     prepared = prepare(task, config)
@@ -81,12 +87,58 @@ def test_messages_are_what_is_counted_but_for_their_headers(psi):
     assert 0 < done.bytes_up - (served.bytes_up - KEY_BYTES * served.requests) < 3 * 600
 
 
+BINS = 64
+
+
+def histograms():
+    """How many clients moved each number by how much, in bins: the mean is that of the bins' middles."""
+    middles = jnp.linspace(-1, 1, BINS)
+
+    def binned(change):
+        return jax.nn.one_hot(jnp.searchsorted(middles, change), BINS)
+
+    def encode(report, rng):
+        used = (report.weight > 0) * 1.0
+        update = {path: used * binned(leaf) for path, leaf in report.update.items()}
+        return Contribution(update, used, used, report.loss, jnp.asarray(True))
+
+    def decode(partition, total, carried, rng):
+        return {path: bins @ middles / total.clients for path, bins in total.update.items()}, carried
+
+    return Aggregator(encode, decode, zero=lambda leaf: jnp.zeros((*leaf.shape, BINS) if leaf.shape else ()))
+
+
+@pytest.mark.parametrize("backend", [Simulation, PlainSimulation])
+def test_an_aggregator_that_sends_more_is_billed_for_more(backend):
+    """What is recorded is the size of the arrays in the reports."""
+    task, config = resolve("planted", None, PLANTED)
+    prepared = prepare(task, config)
+    build = lambda rates: prepared.build(rates)._replace(aggregator=histograms())
+    simulation = backend(build, prepared.rates, prepared.store, Recruiting(3), seed=0)
+    record = next(iter(simulation.run(1)))[0]
+    sizes, algorithm, rng = [], simulation.algorithm, round_rng(0, INIT_ROUND)
+    state = init_state(algorithm.partition, algorithm.optimizer, init_params(algorithm, rng))
+    server, device = Server(algorithm), Device(algorithm)
+    names = prepared.store.client_ids[recruit(Recruiting(3), prepared.store.counts, 0, 0).clients].tolist()
+    now = server.begin(state, 0, rng, 0)
+    for name, data in zip(names, now.invite(names), strict=True):
+        examples, invitation = prepared.store.gather([prepared.store.find(name)]), read_invitation(data)
+        asked = device.ask(examples, 0, 0)
+        report = device.report(now.serve(invitation.about.task, asked.keys), examples, asked)
+        assert isinstance(now.accept(report), Accepted)
+        arrays = open_message("report", report)[0]
+        sizes.append(sum(each.nbytes for path, each in arrays.items() if path != SUMS))
+        sizes.append(sum(each.nbytes for each in asked.keys.values()))
+    assert record.bytes_up == sum(sizes)
+    plain = serve(sizes_of(algorithm.partition), 3, now.close().demands)["on_demand"]
+    assert record.bytes_up > BINS * (plain.bytes_up - KEY_BYTES * plain.requests)
+
+
 def test_private_messages_are_what_is_counted_but_for_their_headers():
     pytest.importorskip("numba", reason="the extra `privacy` is not installed")
     from partwise.privacy.sealing import new_sealing_key
     from partwise.privacy.two_servers import Agreement, TableForm
-    from partwise.selection.serving import sizes_of
-    from partwise.server.messages import About, open_message
+    from partwise.server.messages import About
     from partwise.server.private_slices import (
         ask_privately,
         bucketed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partwise.algorithm import Algorithm
+from partwise.algorithm import Algorithm, costs_of
 from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.data.ragged import row_indices
@@ -27,7 +27,6 @@ from partwise.selection.serving import (
     Served,
     num_distinct,
     serve,
-    sizes_of,
     total,
 )
 from partwise.server.cohort import recruit
@@ -76,7 +75,7 @@ def _serve_all(
     algorithm: Algorithm, psi: str, drawn: Sequence[tuple[int, Mapping[str, Demand]]]
 ) -> dict[str, Served]:
     """The costs of all rounds together, by way of serving, with one encoding for all keyed leaves."""
-    sizes = sizes_of(with_psi(algorithm.partition, PSIS[psi]), algorithm.choose)
+    sizes = costs_of(algorithm._replace(partition=with_psi(algorithm.partition, PSIS[psi])))
     rounds = [serve(sizes, clients, demands) for clients, demands in drawn]
     return {way: total([each[way] for each in rounds]) for way in WAYS}
 

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithm import Algorithm
+from partwise.algorithm import Algorithm, costs_of
 from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
 from partwise.data.ragged import owners, row_indices
 from partwise.randomness import client_numbers
 from partwise.selection.choose import Chosen, choose_all
 from partwise.selection.keys import own_keys
-from partwise.selection.serving import Demand, Sizes, serve, sizes_of
+from partwise.selection.serving import Demand, Sizes, serve
 from partwise.server.round import sees_all_rows
 
 PREGENERATED = "pregenerated"
@@ -48,7 +48,7 @@ def messages_of(prepared: Prepared, config: Config) -> Messages:
     """The messages of a task's training clients, with the keys of the first round."""
     algorithm = prepared.build(prepared.rates)
     partition, way = algorithm.partition, config.serving.way
-    sizes, chosen = sizes_of(partition, algorithm.choose), _chosen(prepared, algorithm, config.seed)
+    sizes, chosen = costs_of(algorithm), _chosen(prepared, algorithm, config.seed)
     counts = {space: each.counts for space, each in chosen.items()}
     down, up = (
         _linear(sizes, way, counts, name, prepared.store.num_clients) for name in ("bytes_down", "bytes_up")

@@ -12,15 +12,17 @@ private:      The server and a helper both hold the slices of all K keys. A clie
 Training is the same in all four, so the costs are counted, not measured. The assumptions are: Shared and
 frozen leaves go from the server to every client. A broadcast sends the values themselves, without psi. A key
 has 4 bytes and is uploaded whenever a client names it, to the server or to the CDN. In all four ways, the
-update covers the client's slices, with at least 32 bits per number. (The party that adds up updates must know
-their rows. If nobody may see the keys, that sum must be secure, which costs more: `partwise privacy` tells.)
+update covers the client's slices, in the form in which the aggregator adds it up (at least 32 bits per
+number). (The party that adds up updates must know their rows. If nobody may see the keys, that sum must be
+secure, which costs more: `partwise privacy` tells.) The four sums beside an update (16 bytes) are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from partwise import tree
@@ -92,18 +94,27 @@ def check_way(name: str) -> str:
     return name
 
 
-def sizes_of(partition: Partition, choices: Mapping[str, Choice] | None = None) -> Sizes:
+def sizes_of(
+    partition: Partition,
+    choices: Mapping[str, Choice] | None = None,
+    zero: Callable[[Any], Any] | None = None,
+) -> Sizes:
     """The sizes of a partition, from which `serve` computes the costs.
 
-    The choices bound the number of a client's keys. Without them, or if they have no bound, private messages have
-    room for all keys.
+    Args:
+        partition: The roles of the model's leaves.
+        choices: They bound the number of a client's keys. Without them, or if they have no bound, private messages
+            have room for all keys.
+        zero: A leaf -> what a client sends of its update (`Aggregator.zero`); by default an array like the leaf, of
+            at least 32 bits.
     """
     whole = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
     keyed, trained = partition.of("keyed"), partition.trained_paths
     fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
     slices = {space: sum(map(partition.row_bytes, paths)) for space, paths in partition.spaces.items()}
-    summed = lambda path: tree.num_bytes(partition.shapes[path].shape, tree.wide(partition.shapes[path]))
-    moved = [path.removeprefix(DEFAULT) for path in trained if path not in keyed]
+    wide = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, tree.wide(leaf))
+    sent = {path: jax.eval_shape(zero or wide, partition.server_shapes[path]) for path in trained}
+    summed = lambda path: tree.num_bytes(sent[path].shape, sent[path].dtype)
     per_key = lambda size, among: {
         space: sum(size(path) for path in paths if path in among) // partition.num_keys(space)
         for space, paths in partition.spaces.items()
@@ -111,7 +122,7 @@ def sizes_of(partition: Partition, choices: Mapping[str, Choice] | None = None) 
     most = most_keys(partition, choices or {})
     return Sizes(
         fixed=fixed,
-        trained=sum(map(summed, moved)),
+        trained=sum(summed(path) for path in trained if path not in keyed),
         num_keys=partition.all_keys,
         slices=slices,
         values=per_key(whole, keyed),

@@ -45,7 +45,7 @@ class ReportForm:
         self._partition, self._psi, self._known = partition, PRECISIONS[precision], {}
         self._held = aggregator.held
         self._leaves = {path: zero(partition.server_shapes[path]) for path in partition.trained_paths}
-        self._sums = zero(jax.ShapeDtypeStruct((4,), jnp.float32))
+        self._sums = jax.ShapeDtypeStruct((4,), zero(jax.ShapeDtypeStruct((), jnp.float32)).dtype)
         if self._psi is not take and not jnp.issubdtype(self._sums.dtype, jnp.floating):
             raise UserError(
                 f"deploy.precision = {precision} rounds updates, and what is added up here are whole numbers, "
