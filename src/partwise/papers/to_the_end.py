@@ -80,7 +80,7 @@ def train_to_the_end(
     course = TrainingCourse([], {}, [])
     judged = {path: np.asarray(leaf) for path, leaf in simulation.state.params.items()}
     if file.exists():
-        (saved, judged), told = load_tree(file, (simulation.snapshot(), judged))
+        (saved, judged), told = load_tree(file, (simulation.current(), judged))
         course = TrainingCourse(**told["course"])
         simulation.resume(saved, course.rounds[-1], told.get("capacity", {}))
     while not course.ended(looks, patience):
@@ -106,7 +106,7 @@ def train_to_the_end(
             judged = {path: np.asarray(leaf) for path, leaf in params.items()}
         course = course._replace(judged=course.best().round if patience else number)
         told = {"course": to_plain(course._asdict()), "capacity": dict(simulation.capacity)}
-        save_tree(file, (simulation.snapshot(), judged), told)
+        save_tree(file, (simulation.current(), judged), told)
     return judged, course
 
 

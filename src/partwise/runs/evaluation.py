@@ -116,6 +116,6 @@ def kept_in(folder: Folder, prepared: Prepared, config: Config) -> KeptOf:
             f"the clients of the run in '{folder.path}' are evaluated with what they kept, and its checkpoints, "
             f"which hold it, are gone: train it again"
         )
-    saved = folder.checkpoint(rounds, simulation.snapshot())
+    saved = folder.checkpoint(rounds, simulation.current())
     simulation.resume(saved.state, saved.round)
     return simulation.kept_of

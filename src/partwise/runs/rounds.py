@@ -62,7 +62,7 @@ def run_rounds(course: Course) -> Iterator[None]:
             yield
             _record(course, next(calls), evaluated)
             if course.recorder.folder and (simulation.round in saved or followed.reason):
-                state, capacity = simulation.snapshot(), simulation.capacity
+                state, capacity = simulation.current(), simulation.capacity
                 course.recorder.folder.save_checkpoint(state, simulation.round, capacity)
 
 

@@ -308,6 +308,6 @@ def _go_on(folder: Folder, simulation: Backend) -> None:
             RunWarning,
             stacklevel=6,
         )
-    saved = go_on(folder, simulation.snapshot())
+    saved = go_on(folder, simulation.current())
     if saved:
         simulation.resume(*saved)

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from partwise.algorithm import Algorithm
 from partwise.server.record import Record
 from partwise.server.step import ServerState
+from partwise.simulation.spread import SpreadTable
 
 
 def calls_of(first: int, last: int, size: int, ends: Collection[int] = ()) -> list[tuple[int, int]]:
@@ -21,6 +23,25 @@ def calls_of(first: int, last: int, size: int, ends: Collection[int] = ()) -> li
         calls += [(begin, min(begin + size, stop)) for begin in range(first, stop, size)]
         first = stop
     return calls
+
+
+def copied(tree: Any) -> Any:
+    """A tree whose arrays no later round writes. Copies on the host cannot be written at all, so who goes on from
+    them makes copies."""
+    return jax.tree_util.tree_map(_copied, tree)
+
+
+def owned(tree: Any) -> Any:
+    """A tree that a run may use up, with copies of the arrays that others may still read."""
+    fixed = lambda leaf: isinstance(leaf, np.ndarray) and not leaf.flags.writeable
+    return jax.tree_util.tree_map(lambda leaf: leaf if fixed(leaf) else leaf.copy(), tree)
+
+
+def _copied(leaf: Any) -> Any:
+    copy = leaf.copy() if isinstance(leaf, jax.Array | SpreadTable) else np.array(leaf)
+    if isinstance(copy, np.ndarray):
+        copy.flags.writeable = False
+    return copy
 
 
 class Backend(Protocol):
@@ -50,8 +71,12 @@ class Backend(Protocol):
         """Start again with another seed, and with other rates if they are given."""
         ...
 
+    def current(self) -> Any:
+        """Everything that the next round depends on, as it is: the next round may write over it."""
+        ...
+
     def snapshot(self) -> Any:
-        """Everything that the next round depends on, to be saved and given to `resume`."""
+        """A copy of everything that the next round depends on, to be kept and given to `resume`."""
         ...
 
     def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:

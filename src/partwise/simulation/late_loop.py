@@ -12,6 +12,7 @@ import numpy as np
 from partwise.algorithm import Build
 from partwise.data.store import ClientStore
 from partwise.server.cohort import Cohort, Recruiting
+from partwise.simulation.backend import owned
 from partwise.simulation.compiled import Outcome
 from partwise.simulation.fleet.counting import Buffer
 from partwise.simulation.late import Ring, compile_late, new_ring, ring_bytes
@@ -82,13 +83,13 @@ class ScheduledSimulation(Simulation):
             )
         self._ring = new_ring(self.algorithm, self._state, self._depth)
 
-    def snapshot(self) -> Any:
-        """Like `Simulation.snapshot`, with the older versions."""
-        return super().snapshot(), self._ring or ()
+    def current(self) -> Any:
+        """Like `Simulation.current`, with the older versions."""
+        return super().current(), self._ring or ()
 
     def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Like `Simulation.resume`, with the older versions."""
-        before, self._ring = saved
+        before, self._ring = saved[0], owned(saved[1]) or None
         super().resume(before, round_number, capacity)
 
     def rehearse(self) -> float:

@@ -15,19 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Algorithm, Build
+from partwise.algorithm import Algorithm, Build, costs_of
 from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
 from partwise.model.partition import DEFAULT, Partition
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.selection.serving import Served, check_way, sizes_of
+from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
 from partwise.server.step import ServerState
 from partwise.simulation import stage
 from partwise.simulation.ahead import ahead
-from partwise.simulation.backend import calls_of
+from partwise.simulation.backend import calls_of, copied, owned
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.exchange import own_devices, put_along, put_own, to_host
@@ -86,7 +86,7 @@ class Simulation:
         self.partition = self.algorithm.partition
         check_rows(self.algorithm)
         self.store = store
-        self.serving, self._sizes = check_way(serving), sizes_of(self.partition, self.algorithm.choose)
+        self.serving, self._sizes = check_way(serving), costs_of(self.algorithm)
         self.recruiting = recruiting.check(store.num_clients)
         self.mesh = make_mesh(num_devices)
         self.use_lanes(lanes or LANES)
@@ -166,13 +166,17 @@ class Simulation:
         """The server's state. Tables that are spread over the devices are such as `numpy.asarray` reads."""
         return self._tables.show(self._state)
 
-    def snapshot(self) -> Any:
-        """Everything that the next round depends on, to be saved and given to `resume`."""
+    def current(self) -> Any:
+        """Everything that the next round depends on, as it is: the next round may write over it."""
         return self.state, self.kept.arrays if self.kept else {}
+
+    def snapshot(self) -> Any:
+        """A copy of everything that the next round depends on, to be kept and given to `resume`."""
+        return copied(self.current())
 
     def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Continue from a snapshot that was taken after this many rounds, with the `capacity` at that time."""
-        (state, arrays), self.round = saved, round_number
+        (state, arrays), self.round = owned(saved), round_number
         for name, size in capacity.items():
             on_host = name.startswith(ON_HOST)
             rooms = self._tables.rooms if on_host else self._stager.capacity

@@ -17,12 +17,12 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partwise.algorithm import Algorithm, Build, init_server
+from partwise.algorithm import Algorithm, Build, costs_of, init_server
 from partwise.data.ragged import offsets, pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.selection.serving import Served, check_way, sizes_of
+from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.step import ServerState
@@ -88,7 +88,7 @@ class Sweep:
         self.rounds_per_call = rounds_per_call
         most = CPU_LANES if jax.default_backend() == "cpu" else ACCELERATOR_LANES
         self.lanes = lanes or max(1, min(most * self._apart // len(rates), recruiting.size // self._devices))
-        self.serving, self._sizes = check_way(serving), sizes_of(self.partition, self.algorithm.choose)
+        self.serving, self._sizes = check_way(serving), costs_of(self.algorithm)
         self._population = stage.populate(store, self.partition, self.algorithm.choose)
         self._shelf = jax.device_put(stage.shelve(self._population), everywhere(self.mesh))
         self._rooms = stage.rooms_of(store, self.partition, self.algorithm.choose, self._population)

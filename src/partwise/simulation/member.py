@@ -11,7 +11,7 @@ import numpy as np
 from partwise.metrics import to_host
 from partwise.server.record import Record
 from partwise.server.step import ServerState
-from partwise.simulation.backend import calls_of
+from partwise.simulation.backend import calls_of, copied
 from partwise.simulation.many_runs import Sweep
 from partwise.types import UserError
 
@@ -78,9 +78,13 @@ class Member:
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
         raise UserError("one of several runs side by side cannot start again alone: make another sweep")
 
-    def snapshot(self) -> Any:
-        """Everything that the next round depends on, as `Simulation.snapshot` has it."""
+    def current(self) -> Any:
+        """Like `Simulation.current`."""
         return self.state, {}
+
+    def snapshot(self) -> Any:
+        """Like `Simulation.snapshot`."""
+        return copied(self.current())
 
     def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Continue from a snapshot."""

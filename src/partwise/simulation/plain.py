@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from partwise.algorithm import Build, init_server, kept_shape
+from partwise.algorithm import Build, costs_of, init_server, kept_shape
 from partwise.data.store import ClientStore
 from partwise.device import Device
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.selection.serving import check_way, serve, sizes_of
+from partwise.selection.serving import check_way, serve
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import read_invitation
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState, is_finite
+from partwise.simulation.backend import copied, owned
 from partwise.types import UserError
 
 Answer = TypeVar("Answer")
@@ -93,7 +94,7 @@ class PlainSimulation:
         self._build, self._rates = build, dict(rates)
         self.restart(seed)
         self.serving = check_way(serving)
-        self._sizes = sizes_of(self.algorithm.partition, self.algorithm.choose)
+        self._sizes = costs_of(self.algorithm)
 
     def restart(self, seed: int, rates: Mapping[str, float] | None = None) -> None:
         """Like `Simulation.restart`."""
@@ -104,17 +105,21 @@ class PlainSimulation:
         self.kept: dict[int, dict[str, np.ndarray]] = {}
         self._device, self._server = Device(self.algorithm), Server(self.algorithm)
 
-    def snapshot(self) -> Any:
-        """Like `Simulation.snapshot`. What clients keep is not saved, so algorithms with `keeps` are refused."""
+    def current(self) -> Any:
+        """Like `Simulation.current`. What clients keep is not saved, so algorithms with `keeps` are refused."""
         if self.algorithm.keeps:
             raise UserError(
                 "the plain backend saves no run whose clients keep something: use the compiled one"
             )
         return self.state, {}
 
+    def snapshot(self) -> Any:
+        """Like `Simulation.snapshot`."""
+        return copied(self.current())
+
     def resume(self, saved: Any, round_number: int, capacity: Mapping[str, int] = {}) -> None:
         """Continue from a snapshot that was taken after this many rounds."""
-        (self.state, _), self.round = saved, round_number
+        (self.state, _), self.round = owned(saved), round_number
 
     def kept_of(self, client_ids: np.ndarray) -> dict[str, np.ndarray]:
         """Like `Simulation.kept_of`."""

@@ -63,6 +63,10 @@ class SpreadTable:
         """These rows, on every device."""
         return _taking(self._mesh, self.shape[0])(self.array, put_everywhere(rows, self._mesh))
 
+    def copy(self) -> SpreadTable:
+        """The same rows in memory of their own."""
+        return SpreadTable(jnp.copy(self.array), self.shape[0], self._mesh)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.concatenate(list(self.chunks())).astype(dtype or self.dtype, copy=False)
 
