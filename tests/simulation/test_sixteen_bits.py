@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from partwise import tree
+from partwise.algorithms.fed_per import fed_per
+from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_recon import fed_recon
+from partwise.algorithms.scaffold import scaffold
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
-from partwise.model.partition import keyed, local, partition
+from partwise.client.through import Through
+from partwise.model.partition import keyed, local, partition, shared
 from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.evaluator import Evaluator
@@ -20,7 +24,7 @@ from partwise.testing import check_algorithm
 
 RATES = {"reconstruct": 0.1, "update": 0.1, "server": 0.5, "pull": 1.0}
 WAYS = {
-    "steps": lambda rates: reconstruct.by_steps(Schedule(4), rates["reconstruct"], 0.1),
+    "steps": lambda rates: reconstruct.by_steps(Schedule(4), rates["reconstruct"], 0.1 * rates["pull"]),
     "solve": lambda rates: reconstruct.by_solving(rates["pull"]),
 }
 
@@ -70,6 +74,58 @@ def test_training_in_16_bits_is_training_in_32_but_for_rounding(
     ):  # Adam turns small differences into steps
         np.testing.assert_allclose(leaf, rounded[1][0][path], atol=0.1)
     assert rounded[0][1]["rmse"] == pytest.approx(rounded[1][1]["rmse"], rel=0.1)
+
+
+def procedures(rates):
+    """All ways to train and rebuild that have arithmetic of their own, as (local part, what the client does)."""
+    schedule, adam = Schedule(4), optimizers.make_optimizer("adam", rates["update"]).transform
+    pulled = lambda optimizer: reconstruct.by_steps(schedule, optimizer, rates["pull"])
+    solved = reconstruct.by_solving(rates["pull"])
+    steps = update.by_steps(schedule, rates["update"])
+    return {
+        "pulled Adam": (local("zero"), fed_recon, {"reconstruct": pulled(adam), "update": steps}),
+        "joint": (local("learned"), fed_recon, {"reconstruct": reconstruct.skip(), "update": joint(rates)}),
+        "through": (local("zero"), fed_recon, {"reconstruct": solved, "update": through(rates)}),
+        "solved": (local("zero"), fed_recon, {"reconstruct": solved, "update": update.by_solving(1.0)}),
+        "twin": (shared(twin="average"), fed_recon, {"reconstruct": pulled(0.1), "update": steps}),
+        "kept": (local("random"), fed_per, {"update": joint(rates)}),
+        "prox": (shared(), fed_prox, {"mu": rates["pull"], "schedule": schedule, "client_optimizer": 0.1}),
+        "prox with Adam": (
+            shared(),
+            fed_prox,
+            {"mu": rates["pull"], "schedule": schedule, "client_optimizer": adam},
+        ),
+        "scaffold": (shared(), scaffold, {"schedule": schedule, "rate": rates["update"], "num_clients": 5}),
+    }
+
+
+def joint(rates):
+    return update.by_steps(Schedule(4), rates["update"], joint=True)
+
+
+def through(rates):
+    return Through(rates["pull"], rates["update"])
+
+
+@pytest.mark.parametrize("name", procedures(RATES))
+def test_every_procedure_works_in_16_bits(biased_model, make_ratings, name):
+    store, found = make_ratings([5, 9, 12, 3, 7], 12, seed=1), []
+    for kind in (jnp.bfloat16, jnp.float32):
+        model = narrow(biased_model(12, 3), kind)
+
+        def build(rates, model=model):
+            role, make, given = procedures(rates)[name]
+            parts = partition(model, {"user": role, "item/*": keyed("item")})
+            more = {"split": split.alternate(2)} if make is fed_recon else {}
+            return make(model, parts, optimizer=optimizers.sgd(rates["server"]), **given, **more)
+
+        simulation = Simulation(build, RATES, store, Recruiting(4), lanes=2)
+        list(simulation.run(2))
+        params = simulation.state.params
+        assert {leaf.dtype for leaf in params.values()} == {jnp.dtype(kind)}
+        found.append({path: np.asarray(leaf, np.float32) for path, leaf in params.items()})
+    for path, leaf in found[0].items():
+        np.testing.assert_allclose(leaf, found[1][path], atol=0.1)
 
 
 def test_plain_and_compiled_agree_in_16_bits(biased_model, make_ratings):

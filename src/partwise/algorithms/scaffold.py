@@ -84,7 +84,7 @@ def scaffold(
             )  # c_i+ - c_i
             for path, control in of.items()
         }
-        keep = {control: kept[control] + moved[control] for control in of.values()}
+        keep = {c: (kept[c] + moved[c]).astype(kept[c].dtype) for c in of.values()}
         return Report({**changes, **moved}, total_weight(client, everything), trained.loss, keep)
 
     plain = fed_avg(

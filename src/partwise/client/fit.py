@@ -129,8 +129,8 @@ def _sgd(rate: float | jax.Array) -> _Move:
 
 
 def _with(parts: Mapping[str, Any], more: Mapping[str, Mapping[str, jax.Array]]) -> dict[str, Any]:
-    """Parts by group and path, with `more` added where it is given."""
-    add = lambda part, extra: part | {path: part[path] + x for path, x in extra.items()}
+    """Parts by group and path, with `more` added where it is given; its type is at least as wide as theirs."""
+    add = lambda part, extra: part | {p: (part[p] + x).astype(part[p].dtype) for p, x in extra.items()}
     return {group: add(part, more.get(group, {})) for group, part in parts.items()}
 
 

@@ -51,10 +51,10 @@ def solve(
     """
     if "keyed" in groups:
         progress = with_deltas(client, progress)
-    x0, rebuild = _raveled(progress, groups)
+    x0, rebuild = raveled(progress, groups)
     if x0.size == 0:
         return progress
-    offset = x0 - _raveled(anchor(client, progress), groups)[0]
+    offset = x0 - raveled(anchor(client, progress), groups)[0]
     place = lambda x: put_parts(progress, rebuild(x))
     summed = lambda of, zero: _summed(client, place, subset, batch_size, of, zero)
     if x0.size <= MOST_DENSE:
@@ -71,7 +71,7 @@ def solve(
 
 def curvature(client: Client, progress: Progress, subset: Subset, pull: Any, batch_size: int) -> jax.Array:
     """H of the local part, with the pull: the matrix with which `solve` finds it."""
-    x0, rebuild = _raveled(progress, ("local",))
+    x0, rebuild = raveled(progress, ("local",))
     if x0.size > MOST_DENSE:
         raise UserError(
             f"the update through the reconstruction builds a matrix of the local part, which has {x0.size} numbers "
@@ -114,7 +114,7 @@ def _pulled(H: jax.Array, pull: Any) -> jax.Array:
     return H + jnp.maximum(2 * pull, _ridge(H)) * jnp.eye(len(H), dtype=H.dtype)
 
 
-def _raveled(progress: Progress, groups: tuple[Group, ...]) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
+def raveled(progress: Progress, groups: tuple[Group, ...]) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """The groups as one vector, and the function back to groups. 16-bit numbers are solved for in 32 bits."""
     x, rebuild = ravel_pytree(get_parts(progress, groups))
     return x.astype(tree.wide(x)), lambda wide: rebuild(wide.astype(x.dtype))
@@ -165,7 +165,7 @@ def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
 
     def departure() -> jax.Array:
         progress = with_deltas(client, begin(client)) if "keyed" in groups else begin(client)
-        x0, rebuild = _raveled(progress, groups)
+        x0, rebuild = raveled(progress, groups)
         drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
         loss = lambda x: _total_loss(client, put_parts(progress, rebuild(x)), drawn)
         v = jax.random.normal(child(client.rng, "check"), x0.shape)

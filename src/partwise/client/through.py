@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from partwise.client.batches import Drawn, Schedule, over_batches
 from partwise.client.fit import Trained, add_rows
-from partwise.client.solve import curvature, solve_positive
+from partwise.client.solve import curvature, raveled, solve_positive
 from partwise.client.split import Subset
 from partwise.client.state import (
     Client,
@@ -64,18 +63,18 @@ def _through(support: Subset, pull: Any, rate: Any, batch_size: int) -> Update:
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
         progress, own = with_deltas(client, progress), rebuilding(client)
-        x, rebuild = ravel_pytree(progress.local)
+        x, rebuild = raveled(progress, ("local",))
         if x.size == 0:
             raise UserError(
                 "update.method = through needs a local part, and here nothing is local: use steps"
             )
 
         def of_query(parts: dict, x: jax.Array, need: BatchRows) -> tuple[jax.Array, Sums]:
-            sums = _loss(client, progress, parts, rebuild(x), need)
+            sums = _loss(client, progress, parts, rebuild(x)["local"], need)
             return sums.value, sums
 
         def of_support(parts: dict, need: BatchRows) -> jax.Array:
-            loss = lambda x: _loss(own, progress, parts, rebuild(x), need).value
+            loss = lambda x: _loss(own, progress, parts, rebuild(x)["local"], need).value
             return jax.jvp(loss, (x,), (v,))[1]
 
         def over_query(i: jax.Array, drawn: Drawn, carry: Any) -> Any:

@@ -98,7 +98,7 @@ def _read(keys: Keys, position: jax.Array) -> jax.Array:
 def own_slice(partition: Partition, path: str, table: jax.Array, keys: Keys) -> jax.Array:
     """A client's slice of a keyed leaf as it received it [capacity, ...], padded after its last key."""
     role = partition.roles[path]
-    if keys.rows is None:
+    if keys.rows is None and keys.capacity == table.shape[0]:
         return role.psi.received(table)
     taken = role.psi.received(table[_read(keys, jnp.arange(keys.capacity))])
     return jnp.where(is_key(keys, taken.ndim), taken, jnp.asarray(role.fill, taken.dtype))
