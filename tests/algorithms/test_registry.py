@@ -22,6 +22,7 @@ from partwise.runs.evaluation import evaluate_run
 from partwise.runs.resolve import resolve
 from partwise.runs.train import train
 from partwise.selection.key_heat import count_heats
+from partwise.simulation.loop import Simulation
 from partwise.tasks import Setting, Task, load_task
 from partwise.types import RunWarning, UserError
 
@@ -274,18 +275,45 @@ def test_fed_sub_avg_is_fed_avg_with_heat(liked):
 
 
 def test_central_rounds_of_so_many_batches(liked):
-    """A round draws update.max_steps batches from all examples; without it, it is an epoch."""
+    """A round is the next update.max_steps batches of all examples; without it, it is an epoch."""
     whole = prepared(liked, "central")
     assert whole.store.counts.tolist() == [liked.train.num_examples]
     some = prepared(liked, "central", update__max_steps=5, update__batch_size=8)
     assert (some.recruiting.size, some.store.num_examples) == (1, liked.train.num_examples)
     assert set(some.store.counts[:-1]) == {40}
+    assert 0 < some.store.counts[-1] <= 40
     alone = {key: value for key, value in SMALL.items() if key != "cohort.size"}
     run = train(
         liked, changes={**alone, "algorithm": "central", "update.max_steps": 5, "update.batch_size": 8}
     )
-    assert [record["examples"] for record in run.records] == [40, 40]
+    assert all(record["examples"] in (40, some.store.counts[-1]) for record in run.records)
     assert np.isfinite(run.test["auc"])
+
+
+@pytest.mark.parametrize(("epochs", "begin"), [(1, "first"), (None, "first"), (3, "random")])
+def test_central_rounds_use_every_example_once_before_any_again(liked, epochs, begin):
+    """What rounds train on, written down by the model itself: its gradient counts how often it saw an example."""
+    total = liked.train.num_examples
+    column = np.arange(total, dtype=np.int32)
+    store = liked.train.gather().with_columns(features=column)
+    model = Model(
+        lambda rng: {"seen": jnp.zeros(total)},
+        lambda params, batch, rng: -params["seen"][batch["features"]],
+        lambda outputs, batch: outputs,
+    )
+    setting = Setting(model, partition(model, {}), ("features",))
+    task = liked._replace(train=store, personal=setting, stateful=setting)
+    batches = {"update__max_steps": 3, "update__batch_size": 7, "update__epochs": epochs}
+    some = prepared(task, "central", update__rate=7.0, update__begin=begin, **batches)
+    simulation = Simulation(some.build, some.rates, some.store, some.recruiting, seed=3)
+    rounds = some.store.num_clients
+    assert rounds == -(-total // 21)
+    for number in range(1, 2 * rounds + 1):
+        list(simulation.run(1))
+        seen = np.asarray(simulation.state.params["seen"])
+        if number % rounds == 0:
+            assert (seen >= number // rounds * 0.99).all()  # the mean over a last, smaller batch is larger
+        assert (seen > 0.5).sum() <= number * 21
 
 
 def test_a_record_of_an_older_version_had_the_settings_of_all_algorithms():

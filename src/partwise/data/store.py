@@ -214,10 +214,10 @@ class ClientStore:
 
     def pool(self, size: int | None = None) -> ClientStore:
         """One client, `all`, that owns every row, for centralised training. With `size`, one client for every
-        `size` rows in turn; rows that are left at the end go to the last client."""
+        `size` rows in turn; rows that are left at the end are one more client."""
         whole = self if self.packed() else self.gather()
         total = self.num_examples
-        parts = max(total // size, 1) if size else 1
+        parts = max(-(-total // size), 1) if size else 1
         starts = np.arange(parts) * (size or 0)
         counts = np.diff(np.append(starts, total))
         names = np.array(["all"] if size is None else [f"all {i}" for i in range(parts)])
