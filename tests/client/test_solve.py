@@ -7,12 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, solve, update
 from partwise.client.batches import Schedule
-from partwise.client.split import alternate, everything
+from partwise.client.split import alternate, everything, none
 from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import Model, bag
+from partwise.server.cohort import Recruiting
+from partwise.server.optimizers import sgd
+from partwise.simulation.loop import Simulation
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
 
@@ -272,3 +276,90 @@ def test_without_a_pull_there_is_no_step_where_examples_tell_nothing(make_rating
     rows, ratings = np.asarray(params["item"], np.float64)[columns["item"]], columns["rating"]
     expected = np.linalg.pinv(rows, rcond=1e-2) @ ratings if count else np.zeros(20)
     np.testing.assert_allclose(found, expected, atol=0.03 * max(np.abs(expected).max(), 1e-6))
+
+
+MANY = 600  # parameters, more than `MOST_DENSE`
+
+
+def regression():
+    """y ~ features . weights + shift."""
+    return Model(
+        lambda rng: {"weights": jnp.zeros(MANY), "shift": jnp.zeros(1)},
+        lambda params, batch, rng: batch["x"] @ params["weights"] + params["shift"][0],
+        lambda outputs, batch: (outputs - batch["y"]) ** 2,
+    )
+
+
+@pytest.fixture(scope="module")
+def badly_scaled(make_store):
+    """Two clients; the features' sizes go from 1 down to 1/1000."""
+    rng, count = np.random.default_rng(0), 900
+    scales = np.geomspace(1, 1e-3, MANY)
+    x = rng.normal(size=(2 * count, MANY)) * scales
+    y = x @ (rng.normal(size=MANY) / scales) / 10 + rng.normal(size=2 * count)
+    return make_store([count, count], x=x.astype(np.float32), y=y.astype(np.float32)), scales
+
+
+def local_weights(model):
+    return partition(model, {"weights": local(initial="zero")})
+
+
+@pytest.mark.parametrize("pull", [0.0, 1e-3, 1.0])
+def test_many_parameters_of_different_sizes_are_solved_for(badly_scaled, make_client, pull):
+    """The prediction, and the parameters in units of their features, are those of ridge regression."""
+    store, scales = badly_scaled
+    model = regression()
+    parts = local_weights(model)
+    client = make_client(model, parts, model.init(jax.random.key(0)), store)
+    found = jax.jit(lambda p: reconstruct.by_solving(pull)(client, p, everything))(begin(client))
+    rows = store.examples(0)
+    expected = ridge(rows["x"].astype(float), rows["y"].astype(float), pull, np.zeros(MANY))
+    error = (np.asarray(found.local["weights"]) - expected) * scales
+    assert np.linalg.norm(error) < 1e-3 * np.linalg.norm(expected * scales)
+
+
+def test_products_find_what_the_matrix_does(badly_scaled, make_client, monkeypatch):
+    store, _ = badly_scaled
+    model = regression()
+    client = make_client(model, local_weights(model), model.init(jax.random.key(0)), store)
+    by_products = jax.jit(lambda p: reconstruct.by_solving(1.0)(client, p, everything))(begin(client))
+    monkeypatch.setattr(solve, "MOST_DENSE", MANY)
+    monkeypatch.setattr(solve, "RIDGE", 0.0)
+    dense = jax.jit(lambda p: reconstruct.by_solving(1.0)(client, p, everything))(begin(client))
+    np.testing.assert_allclose(by_products.local["weights"], dense.local["weights"], rtol=1e-2, atol=1e-3)
+
+
+def test_a_client_whose_minimum_is_not_found_is_named(badly_scaled, monkeypatch):
+    store, _ = badly_scaled
+    model = regression()
+    build = lambda rates: fed_recon(
+        model,
+        local_weights(model),
+        split=none(),
+        reconstruct=reconstruct.by_solving(0.0),
+        update=update.by_steps(Schedule(50), 0.1),
+        optimizer=sgd(1.0),
+    )
+    broken = []
+    for steps in (solve.STEPS, 0.005):
+        monkeypatch.setattr(solve, "STEPS", steps)
+        simulation = Simulation(build, {}, store, Recruiting(2), lanes=2)
+        (records,) = simulation.run(1)
+        broken.append(records[0].broken)
+    assert (len(broken[0]), sorted(broken[1])) == (0, store.client_ids.tolist())
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_scale_of_parameters_is_found_from_single_examples(outputs):
+    """Exactly that of the matrix for one residual; for several, no more than it, and not nothing."""
+    rng = np.random.default_rng(1)
+    features = jnp.asarray(rng.normal(size=(20, outputs, 7)) * np.geomspace(1, 1e-3, 7), jnp.float32)
+    x0 = jnp.zeros(7)
+    losses = [lambda x, a=a: jnp.sum((a @ x - 1) ** 2) for a in features]
+    along = lambda f, v: jax.grad(lambda x: jnp.vdot(jax.grad(f)(x), v))(x0)
+    found = sum(solve._diagonal(along, x0, f) for f in losses)
+    exact = 2 * jnp.sum(features**2, axis=(0, 1))
+    if outputs == 1:
+        np.testing.assert_allclose(found, exact, rtol=1e-3)
+    else:
+        assert ((found <= exact * 1.001) & (found > exact / 10)).all()
