@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, solve, update
 from partwise.client.batches import Schedule
@@ -363,3 +364,36 @@ def test_the_scale_of_parameters_is_found_from_single_examples(outputs):
         np.testing.assert_allclose(found, exact, rtol=1e-3)
     else:
         assert ((found <= exact * 1.001) & (found > exact / 10)).all()
+
+
+def drifting(update_of, store, rounds):
+    """Where training ends, for y = slope x and clients whose own minima differ."""
+    model = Model(
+        lambda rng: {"slope": jnp.full(1, 0.5)},
+        lambda params, batch, rng: params["slope"][0] * batch["x"],
+        lambda outputs, batch: (outputs - batch["y"]) ** 2,
+    )
+    build = lambda rates: fed_avg(model, partition(model, {}), update=update_of, optimizer=sgd(1.0))
+    simulation = Simulation(build, {}, store, Recruiting(store.num_clients), lanes=2, rounds_per_call=rounds)
+    list(simulation.run(rounds))
+    return float(simulation.state.params["slope"][0])
+
+
+def test_solving_for_what_is_shared_ends_beside_the_minimum(make_store):
+    """The example of docs/concepts.md: half of the clients have x = 2 and y = 0, half have x = 1/2 and y = x. A
+    step of every client's gradient ends where the loss of all examples is least; whole solutions do not, because a
+    client goes to its own minimum whatever that is worth to it."""
+    each, sizes, ends = 10, np.array([2.0, 0.5]), np.array([0.0, 1.0])
+    x = np.repeat(sizes, each).astype(np.float32)
+    store = make_store([each, each], x=x, y=x * np.repeat(ends, each).astype(np.float32))
+    curvature = each * sizes**2
+    least = np.sum(curvature * ends) / np.sum(curvature)
+    assert least == pytest.approx(1 / 17)
+    walked = drifting(update.by_steps(Schedule(each), 0.2), store, 200)
+    assert walked == pytest.approx(least, abs=1e-4)
+    found = []
+    for pull in (1.0, 10.0, 100.0):
+        share = curvature / (curvature + pull)  # of its way to its own minimum that a client goes
+        found.append(drifting(update.by_solving(pull), store, 400))
+        assert found[-1] == pytest.approx(np.sum(share * ends) / np.sum(share), abs=1e-3)
+    assert found == pytest.approx([0.423, 0.2, 0.079], abs=1e-3)

@@ -40,7 +40,11 @@ def by_steps(
 
 def by_solving(pull: Any, batch_size: int = 32) -> Update:
     """The minimum over the shared and keyed parts. They are pulled to what was received, with strength `pull`
-    (patent claim 5: the global half of alternating minimisation). The loss that it tells is the one before."""
+    (patent claim 5: the global half of alternating minimisation). The loss that it tells is the one before.
+
+    The mean of clients' minima is not the minimum of their mean loss: where clients differ, training ends beside
+    it, the nearer the stronger the pull (docs/concepts.md).
+    """
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
         _check_defaults(client)

@@ -79,8 +79,9 @@ class UpdateConfig:
 
     method: str = setting(
         "steps",
-        "how shared and keyed parts are trained: steps, solve (closed form), through (one step that sees how the "
-        "local part follows from them; with reconstruct.method = solve)",
+        "how shared and keyed parts are trained: steps, solve (closed form; ends beside the minimum where clients "
+        "differ), through (one step that sees how the local part follows from them; with reconstruct.method = "
+        "solve)",
     )
     optimizer: str = setting("sgd", "the client's optimizer: sgd, adagrad, adam, yogi")
     rate: float = setting(0.5, "learning rate of shared and keyed parts on a client", 0, LARGEST)
