@@ -92,6 +92,7 @@ def found_run(task: Task, config: Config, out: str | Path, journal: str | None =
         rng = round_rng(config.seed, INIT_ROUND)
         # The first values are those of the task's own model, which may have constants of the data (genres).
         start = init_server(serving, rng)._replace(params=init_params(algorithm, rng))
+        serving.partition.check_there(start.params)
         save_tree(folder.path / START_FILE, start, {"round": 0})
         keep_cohort_seed(folder.path, config)
         # States may have buffers of secret noise. If the beginning was killed before, the folder may be there.
@@ -242,7 +243,7 @@ def describe_leaves(partition: Partition) -> dict[str, Any]:
             "space": role.space if role else None,
             "psi": role.psi.name if role and role.space else None,
             "trained": role.trained if role and role.space else None,
-        }
+        } | ({"there": True} if role and role.there else {})
     return told
 
 

@@ -70,9 +70,8 @@ class Reader:
         self._cache = FileCache(cache_folder, cache_bytes) if cache_folder else None
         self._shapes = lru_cache(maxsize=64)(partial(_space_shapes, partition))
         self._space_of = {name: space for space in partition.spaces for name in self._shapes(space, 1)}
-        self._shared = {
-            p: partition.server_shapes[p] for p in partition.server_paths if p not in partition.of("keyed")
-        }
+        unsent = (*partition.of("keyed"), *partition.there)
+        self._shared = {p: partition.server_shapes[p] for p in partition.server_paths if p not in unsent}
         self._places: dict[str, np.ndarray] = {}  # an order's file -> key -> its place in the order
 
     def slices(self, name: str, keys: Keys, belongs: About | None = None) -> Slices:

@@ -117,8 +117,8 @@ def write_pages(
         before = _digests_before(previous, space, order)
         new = None if before is None or changed is None else changed.get(space)
         digests[space] = _put_pages(place, partition, params, space, order, before, new)
-    keyed = partition.of("keyed")
-    shared = {path: np.asarray(leaf) for path, leaf in params.items() if path not in keyed}
+    unsent = (*partition.of("keyed"), *partition.there)
+    shared = {path: np.asarray(leaf) for path, leaf in params.items() if path not in unsent}
     spaces = {
         space: PagedSpace(
             len(order.keys),

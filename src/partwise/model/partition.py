@@ -10,13 +10,14 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from partwise import tree
 from partwise.model.psi import Psi
@@ -49,6 +50,7 @@ class Partition:
     shapes: Mapping[str, jax.ShapeDtypeStruct]
     treedef: Any
     columns: Mapping[str, tuple[str, ...]]  # key space -> the example columns that hold its keys
+    init: Callable[[jax.Array], Params] | None = field(default=None, compare=False, repr=False)
 
     def of(self, *kinds: str) -> tuple[str, ...]:
         """The paths whose role is one of these kinds."""
@@ -59,6 +61,36 @@ class Partition:
         """Leaves that the server stores, including learned defaults."""
         learned = (DEFAULT + p for p in self.of("local") if self.roles[p].initial == "learned")
         return (*self.of("shared", "keyed", "frozen"), *learned)
+
+    @property
+    def there(self) -> tuple[str, ...]:
+        """Frozen leaves that clients have without being sent them."""
+        return tuple(path for path in self.of("frozen") if self.roles[path].there)
+
+    @cached_property
+    def own_constants(self) -> dict[str, np.ndarray]:
+        """The leaves that are `there`, from the model. Raises `UserError` if they are not always the same."""
+        if not self.there or self.init is None:
+            return {}
+        flat = lambda rng: tree.flatten(self.init(rng))  # pyright: ignore[reportOptionalCall]
+        made = [jax.jit(lambda rng: {p: flat(rng)[p] for p in self.there})(jax.random.key(i)) for i in (0, 1)]
+        first, second = ({path: np.asarray(leaf) for path, leaf in each.items()} for each in made)
+        for path, leaf in first.items():
+            if leaf.tobytes() != second[path].tobytes():
+                raise UserError(
+                    f"'{path}' is frozen(there=True), and the model draws it at random, so clients would have "
+                    f"other values than the server: make it a constant of the model, or leave out there=True"
+                )
+        return first
+
+    def check_there(self, params: Mapping[str, Any]) -> None:
+        """Raise `UserError` unless the server's leaves that clients have already are those of the model here."""
+        for path, leaf in self.own_constants.items():
+            if leaf.tobytes() != np.asarray(params[path]).tobytes():
+                raise UserError(
+                    f"'{path}' is frozen(there=True), and the server's values are not those that a client's model "
+                    f"makes (they may come from the data): leave out there=True, so that they are sent"
+                )
 
     @property
     def trained_paths(self) -> tuple[str, ...]:
@@ -182,7 +214,8 @@ class Partition:
                 keys = keys_per_client.get(role.space, self.num_keys(role.space))
                 down, up = round(keys * self.row_bytes(path)), round(size * keys / self.num_keys(role.space))
             else:
-                down = 0 if role.kind == "local" and role.initial != "learned" else size
+                own = role.there or (role.kind == "local" and role.initial != "learned")
+                down = 0 if own else size
                 up = 0 if role.kind == "frozen" else down
             up = up if role.trained else 0
             lines.append(Description(path, leaf.shape, str(role), down, up))
@@ -254,7 +287,8 @@ def partition(
     for space in columns:
         if space not in spaces:
             raise UserError(f"columns are given for key space '{space}', which no rule names")
-    result = Partition(tuple(shapes), roles, shapes, jax.tree_util.tree_structure(shapes_tree), columns)
+    structure = jax.tree_util.tree_structure(shapes_tree)
+    result = Partition(tuple(shapes), roles, shapes, structure, columns, model.init)
     if not result.trained_paths:
         raise UserError(
             f"nothing of this model is learned together: all of {', '.join(shapes)} is local or frozen. Make at "
@@ -286,6 +320,8 @@ def _traits(role: Role) -> dict[str, Any]:
     del traits["summed"]
     if role.trained:
         del traits["trained"]
+    if not role.there:
+        del traits["there"]
     return traits
 
 

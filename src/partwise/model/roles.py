@@ -34,6 +34,7 @@ class Role:
     trained: bool = True
     fill: float = 0.0
     psi: Psi = take
+    there: bool = False
 
     def __str__(self) -> str:
         if self.kind == "keyed":
@@ -45,6 +46,8 @@ class Role:
             )
         if self.kind == "local" and self.initial != "random":
             return f"local(initial={self.initial})"
+        if self.there:
+            return "frozen(there=True)"
         return f"shared(twin={self.twin})" if self.twin else self.kind
 
 
@@ -124,9 +127,14 @@ def local(initial: Initial = "random") -> Role:
     return Role("local", initial=initial)
 
 
-def frozen() -> Role:
-    """A role: sent to all clients, never trained."""
-    return Role("frozen")
+def frozen(there: bool = False) -> Role:
+    """A role: sent to all clients in every round, never trained.
+
+    Args:
+        there: Whether clients have the leaf already, because it came with the program. It is then not sent: a
+            client takes it from its own model, whose `init` must make it, always with the same values.
+    """
+    return Role("frozen", there=there)
 
 
 def to_rows(role: Role, leaf: Any) -> Any:

@@ -47,7 +47,7 @@ WAYS = tuple(KEYS_SEEN_BY)
 class Sizes(NamedTuple):
     """Bytes of the parts of a partition. A slice is everything that belongs to one key of a space."""
 
-    fixed: int  # shared and frozen leaves and learned defaults, which are sent to every client
+    fixed: int  # shared and frozen leaves and learned defaults, as far as they are sent to every client
     trained: int  # the part of these whose update is sent back
     num_keys: Mapping[str, int]
     slices: Mapping[str, int]  # space -> bytes of a slice, as psi sends it
@@ -110,7 +110,8 @@ def sizes_of(
     """
     whole = lambda path: tree.num_bytes(partition.shapes[path].shape, partition.shapes[path].dtype)
     keyed, trained = partition.of("keyed"), partition.trained_paths
-    fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in keyed)
+    unsent = (*keyed, *partition.there)
+    fixed = sum(whole(path.removeprefix(DEFAULT)) for path in partition.server_paths if path not in unsent)
     slices = {space: sum(map(partition.row_bytes, paths)) for space, paths in partition.spaces.items()}
     wide = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, tree.wide(leaf))
     sent = {path: jax.eval_shape(zero or wide, partition.server_shapes[path]) for path in trained}

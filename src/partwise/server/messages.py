@@ -90,6 +90,8 @@ def send(
     randomness, a key of JAX or its key data; `public` are the numbers that every client is told."""
     arrays = {}
     for path, leaf in params.items():
+        if path in partition.there:
+            continue
         if path in partition.of("keyed"):
             arrays |= encode_rows(partition, path, leaf, keys[partition.roles[path].space])
         else:
@@ -110,9 +112,13 @@ def encode_rows(partition: Partition, path: str, leaf: Any, keys: np.ndarray) ->
 
 
 def decode_rows(partition: Partition, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The server's leaves from the arrays that were sent. The inverse of `encode_rows`."""
-    params = {}
+    """The server's leaves from the arrays that were sent, and those that a client has. The inverse of
+    `encode_rows`."""
+    params: dict[str, np.ndarray] = {}
     for path in partition.server_paths:
+        if path in partition.there:
+            params[path] = partition.own_constants[path]
+            continue
         mark, role = f"{path}:", partition.roles.get(path)
         if path not in partition.of("keyed") or role is None:
             params[path] = arrays[path]
@@ -179,7 +185,7 @@ def slices_shapes(partition: Partition, num_keys: Mapping[str, int]) -> dict[str
     for path, leaf in partition.server_shapes.items():
         if path in partition.of("keyed"):
             shapes |= rows_shapes(partition, path, num_keys[partition.roles[path].space])
-        else:
+        elif path not in partition.there:
             shapes[path] = leaf
     return shapes
 

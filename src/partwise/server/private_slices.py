@@ -178,8 +178,8 @@ def write_joined(
     belongs: About,
 ) -> bytes:
     """The first server's message: its own answers joined with the helper's, and all leaves that are not keyed."""
-    keyed, at = partition.of("keyed"), 0
-    arrays = {path: np.asarray(leaf) for path, leaf in params.items() if path not in keyed}
+    unsent, at = (*partition.of("keyed"), *partition.there), 0
+    arrays = {path: np.asarray(leaf) for path, leaf in params.items() if path not in unsent}
     for space, to_first in asked.to_first.items():
         mine = answer_first(tables[space], agreement.layout(space), asked.to_both[space], to_first)
         arrays[JOINED + space] = np.frombuffer(joined(mine, theirs[at : at + len(mine)]), np.uint8)
@@ -238,9 +238,8 @@ def _asked_shapes(agreement: Agreement) -> Shapes:
 
 
 def _answered_shapes(agreement: Agreement, partition: Partition) -> Shapes:
-    shapes = {
-        path: leaf for path, leaf in partition.server_shapes.items() if path not in partition.of("keyed")
-    }
+    unsent = (*partition.of("keyed"), *partition.there)
+    shapes = {path: leaf for path, leaf in partition.server_shapes.items() if path not in unsent}
     for space, form in agreement.tables.items():
         answer = query_sizes(agreement.layout(space), form.row_bytes).answer
         shapes[JOINED + space] = jax.ShapeDtypeStruct((answer,), np.uint8)

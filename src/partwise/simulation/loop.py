@@ -159,6 +159,7 @@ class Simulation:
         self.seed, self.round = seed, 0
         self.rates |= {name: jnp.asarray(rate, jnp.float32) for name, rate in (rates or {}).items()}
         self._state = self._tables.init(round_rng(seed, INIT_ROUND))
+        self.partition.check_there(self._state.params)
         self.kept = self._new_kept()
 
     @property

@@ -101,6 +101,7 @@ class Sweep:
         self.rates, self.seeds, self.round = [dict(each) for each in rates], list(seeds), 0
         self.errors: dict[int, UserError] = {}  # run -> why its results are useless
         states = [init_server(self.algorithm, round_rng(seed, INIT_ROUND)) for seed in self.seeds]
+        self.partition.check_there(states[0].params)
         self.state = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *states)
 
     def params(self, run: int) -> dict[str, jax.Array]:

@@ -102,6 +102,7 @@ class PlainSimulation:
         self.algorithm = self._build(self._rates)
         self.seed, self.round = seed, 0
         self.state = init_server(self.algorithm, round_rng(seed, INIT_ROUND))
+        self.algorithm.partition.check_there(self.state.params)
         self.kept: dict[int, dict[str, np.ndarray]] = {}
         self._device, self._server = Device(self.algorithm), Server(self.algorithm)
 
