@@ -246,7 +246,7 @@ def round_weights(
 
 def _weighed(model: Model, query: split.Subset, store: ClientStore) -> np.ndarray:
     """The weight of every client's query set, for examples with weights of their own."""
-    sums = [np.zeros(0)]
+    sums: list[np.ndarray] = [np.zeros(0)]
     for part in store.blocks():
         each = np.asarray(model.weight({name: jnp.asarray(x) for name, x in part.columns.items()}), float)
         used = query.count(part.counts)
