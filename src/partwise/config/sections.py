@@ -143,7 +143,8 @@ class ServerConfig:
     mean: str = setting(
         "cohort",
         "a keyed row's mean over the cohort, over the holders of its key in it, or over the cohort and "
-        "corrected by heat (counted over all clients) or seen (its estimate from the cohorts so far)",
+        "corrected by heat (counted over all clients that can take part) or seen (its estimate from the cohorts "
+        "so far)",
     )
     cap: float | None = setting(None, "largest factor that heat gives a row; none: no bound", 1, LARGEST)
     counts: str = setting(
