@@ -317,7 +317,8 @@ class Device:
         more = {path: local[path] for path in progress.shared if path in local and path not in own}
         progress = progress._replace(shared={**progress.shared, **more})
         columns = dict(client.examples.columns)
-        everything = Drawn(columns, client.examples.positions, jnp.ones(1, bool))
+        size = next(iter({**columns, **client.examples.positions}.values())).shape[0]
+        everything = Drawn(columns, client.examples.positions, jnp.arange(size) < given.count)
         rows, need = read(client, progress, everything)
         return outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
+from partwise.model.columns import masked
 from partwise.model.partition import Role, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.server import optimizers
@@ -120,3 +122,26 @@ def _step(model: Model, params: dict, batch: dict, rate: float, seed: int = 0) -
 @pytest.fixture(scope="session")
 def one_step() -> Callable[..., dict[str, jax.Array]]:
     return _step
+
+
+@pytest.fixture(scope="session")
+def assert_padding_is_left_out() -> Callable[..., None]:
+    """Of a model of two columns, `x` [B, 3] and `y`: steps on 5 examples and padding are those on 5 alone."""
+
+    def check(model: Model) -> None:
+        rng, params = np.random.default_rng(0), model.init(jax.random.key(0))
+        x, y = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=8).astype(np.float32)
+        mask = np.arange(8) < 5
+
+        def gradient(batch: dict) -> Any:
+            losses = lambda values: model.train_loss(values, batch, jax.random.key(1))  # pyright: ignore
+            return jax.jit(jax.grad(lambda values: jnp.where(batch["mask"], losses(values), 0).sum()))(params)
+
+        alone = gradient(masked({"x": jnp.asarray(x[:5]), "y": jnp.asarray(y[:5])}, jnp.asarray(mask[:5])))
+        filled = gradient(masked({"x": jnp.asarray(x), "y": jnp.asarray(y)}, jnp.asarray(mask)))
+        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        jax.tree_util.tree_map(close, alone, filled)
+        nothing = gradient(masked({"x": jnp.asarray(x), "y": jnp.asarray(y)}, jnp.zeros(8, bool)))
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree_util.tree_leaves(nothing))
+
+    return check

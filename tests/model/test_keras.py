@@ -275,3 +275,18 @@ def test_the_backend_is_jax_or_the_remedy_is_told():
     done = run_python("import keras, partwise; partwise.keras", KERAS_BACKEND="numpy")
     assert "Keras runs on 'numpy', and partwise needs it on JAX" in done.stderr
     assert "os.environ['KERAS_BACKEND'] = 'jax'` at the top of the program" in done.stderr
+
+
+def test_statistics_leave_out_rows_that_only_fill_up_a_batch(assert_padding_is_left_out):
+    def build():
+        x = keras.Input((3,), name="x")
+        both = keras.layers.Concatenate()(
+            [
+                keras.layers.BatchNormalization()(x),
+                keras.layers.Flatten()(keras.layers.BatchNormalization()(keras.layers.Reshape((3, 1))(x))),
+            ]
+        )
+        return keras.Model(x, keras.layers.Dense(1, kernel_initializer="ones")(both))
+
+    error = lambda outputs, batch: jnp.square(outputs[:, 0] - batch["y"])
+    assert_padding_is_left_out(partwise.keras(build, error, inputs="x"))

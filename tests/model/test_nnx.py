@@ -217,3 +217,16 @@ def test_a_mean_does_not_hide_in_what_is_added_to_it(digits, losses):
     ):
         with pytest.raises(UserError, match=r"the loss of a batch of 6 examples has shape \(\)"):
             model.train_loss(model.init(jax.random.key(0)), digits, jax.random.key(0))
+
+
+def test_statistics_leave_out_rows_that_only_fill_up_a_batch(assert_padding_is_left_out):
+    class Normalised(nnx.Module):
+        def __init__(self, rngs):
+            self.norm, self.out = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(3, 1, rngs=rngs)
+            self.each = nnx.BatchNorm(1, rngs=rngs)  # of three values of an example
+
+        def __call__(self, x):
+            return self.out(self.norm(x))[:, 0] + self.each(x.reshape(-1, 1)).reshape(-1, 3) @ jnp.arange(3.0)
+
+    error = lambda outputs, batch: jnp.square(outputs - batch["y"])
+    assert_padding_is_left_out(partwise.nnx(Normalised, error, inputs="x"))

@@ -185,3 +185,20 @@ def test_a_mean_does_not_hide_in_what_is_added_to_it(digits, losses):
     model = partwise.torch(digits_module(), mean, inputs="pixels")
     with pytest.raises(UserError, match=r"the loss of a batch of 6 examples has shape \(\)"):
         model.train_loss(model.init(RNG), digits, RNG)
+
+
+def test_statistics_leave_out_rows_that_only_fill_up_a_batch(assert_padding_is_left_out):
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.each, self.out = (
+                nn.BatchNorm1d(3),
+                nn.BatchNorm1d(1, affine=False),
+                nn.Linear(3, 1),
+            )
+
+        def forward(self, x):
+            return self.out(self.norm(x))[:, 0] + 2 * self.each(x[:, None, :])[:, 0, 1]
+
+    error = lambda outputs, batch: jnp.square(outputs - batch["y"])
+    assert_padding_is_left_out(partwise.torch(Normalised(), error, inputs="x"))

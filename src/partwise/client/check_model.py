@@ -3,7 +3,8 @@
 Rows that examples do not name must not change the model's outputs for them, unless the space is `whole`. If only
 sums of rows are used (`summed`), nothing may depend on how many ids an example has.
 Padding rows must never change a loss. Both are compared with a slow and simple computation: the model on the
-client's whole slice, and on a slice without padding.
+client's whole slice, and on a slice without padding. The same holds for the rows with which a batch is filled up:
+what a model says of an example must be the same whatever they hold, and without them.
 """
 
 from __future__ import annotations
@@ -17,26 +18,30 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.client.batches import Drawn, Schedule, draw
+from partwise.client.evaluate import check_each
 from partwise.client.split import everything
-from partwise.client.state import Client, batch_loss, begin, outputs_of, read
+from partwise.client.state import Client, Progress, batch_loss, begin, losses_of, outputs_of, read, rebuilding
 from partwise.model.partition import Partition
-from partwise.model.spec import Metric
+from partwise.model.spec import Batch, Metric, Model, one_for_each
 from partwise.randomness import child
 from partwise.selection.padding import not_whole
-from partwise.types import UserError
+from partwise.types import Params, UserError
 
 EXAMPLES = 16
 TOLERANCE = 1e-3
 PADDING = 3  # number of padding rows that are added
+# What a model says of each example, by name: (rows of the examples, which of them are real, randomness) -> [B] each
+Tell = Callable[[jax.Array, jax.Array, jax.Array], dict[str, jax.Array]]
 NOWHERE = "Where an id may be -1 (nothing), read rows with `lookup` or `bag` of partwise.model.spec."
 
 
 def check_model(client: Client) -> None:
     """Raise `UserError` unless this client's losses are the same with the batch's rows as with its whole
-    slice, and the same with and without padding of the slice."""
+    slice, and the same with and without padding of the slice and of the batch."""
     if not int(client.examples.count):
         return
     _check_weights(client)
+    check_neighbours(_telling(_shaken(client)), min(int(client.examples.count), EXAMPLES), client.rng)
     for space in client.partition.spaces:
         if not client.partition.is_whole(space):
             _check_rows(client, space)
@@ -103,15 +108,77 @@ def _check_padding(client: Client, space: str) -> None:
         )
 
 
+def check_neighbours(tell: Tell, count: int, rng: jax.Array) -> None:
+    """Raise `UserError` if what a model says of an example depends on rows that are no examples.
+
+    A batch that is not full is filled up with such rows. A model that does not read the batch's mask cannot tell
+    them from other examples, so whatever depends on an example's neighbours shows here.
+
+    Args:
+        tell: What the model says of each of some examples.
+        count: How many examples there are, at least 1. The first half of them is told about.
+        rng: Randomness.
+    """
+    real = (count + 1) // 2
+    first, mask = jnp.arange(real), jnp.arange(real + PADDING) < real
+    fills = jnp.stack([jnp.zeros(PADDING, int), (real + jnp.arange(PADDING)) % count])
+    rngs = jax.random.split(rng, 2)
+
+    @jax.jit
+    def told() -> Any:
+        alone = jax.vmap(lambda rng: tell(first, mask[:real], rng))(rngs)
+        filled = jax.vmap(lambda fill: tell(jnp.concatenate([first, fill]), mask, rngs[0]))(fills)
+        return alone, jax.tree_util.tree_map(lambda each: each[:, :real], filled)
+
+    alone, filled = jax.tree_util.tree_map(np.asarray, told())
+    for name, (without, again) in alone.items():
+        repeated, other = filled[name]
+        _same_for_each(name, repeated, other, "other rows after them")
+        if np.array_equal(without, again, equal_nan=True):  # what is random may draw otherwise for more rows
+            _same_for_each(name, without, repeated, f"{PADDING} rows more")
+
+
+def _same_for_each(name: str, before: np.ndarray, after: np.ndarray, change: str) -> None:
+    differs = ~np.isclose(before, after, rtol=TOLERANCE, atol=TOLERANCE * 1e-2, equal_nan=True)
+    if differs.any():
+        i = int(differs.argmax())
+        raise UserError(
+            f"the model's {name} of an example depends on more than this example: of the first of {len(before)} it "
+            f"is {before[i]:.6g}, and {after[i]:.6g} with {change} that only fill up the batch. If examples of a "
+            f"batch are to see each other (a mean over the batch, its other examples as negatives), leave out the "
+            f"rows that are none: batch['mask'] [B] says which are real, as in jnp.where(batch['mask'], scores, "
+            f"-1e9). Otherwise compute each example's value from its own row alone."
+        )
+
+
+def _telling(client: Client) -> Tell:
+    """What the model says of rows of this client, in evaluation and in steps. What is said of padding is 0."""
+    progress, examples = begin(client), client.examples
+    progress = progress._replace(local=moved(progress.local, client.rng))
+
+    def tell(rows: jax.Array, mask: jax.Array, rng: jax.Array) -> dict[str, jax.Array]:
+        taken = lambda columns: {name: column[examples.start + rows] for name, column in columns.items()}
+        drawn = Drawn(taken(examples.columns), taken(examples.positions), mask)
+        return _each(client, progress, drawn, rng)
+
+    return tell
+
+
 def _shaken(client: Client) -> Client:
-    """The client with random noise added to its tables, but not to constants. The rows of a new model may be all
-    alike, which would hide errors."""
-    tables = dict(client.received.tables)
-    for path in (path for path in tables if client.partition.roles[path].trained):
-        table = tables[path]
-        noise = 0.1 * jax.random.normal(child(client.rng, path), table.shape)
-        tables[path] = table + noise.astype(table.dtype)
-    return client._replace(received=client.received._replace(tables=tables))
+    """The client with random noise added to its tables and shared leaves, but not to constants. The rows of a new
+    model may be all alike, which would hide errors."""
+    received = client.received
+    trained = {path: x for path, x in received.tables.items() if client.partition.roles[path].trained}
+    tables, shared = moved((trained, dict(received.shared)), client.rng)
+    return client._replace(received=received._replace(tables={**received.tables, **tables}, shared=shared))
+
+
+def moved(params: Params, rng: jax.Array) -> Params:
+    """The leaves with random noise added."""
+    leaves, structure = jax.tree_util.tree_flatten(params)
+    noise = lambda i, leaf: 0.1 * jax.random.normal(jax.random.fold_in(rng, i), jnp.shape(leaf))
+    leaves = [leaf + noise(i, leaf).astype(leaf.dtype) for i, leaf in enumerate(leaves)]
+    return jax.tree_util.tree_unflatten(structure, leaves)
 
 
 def _as_whole(partition: Partition, space: str) -> Partition:
@@ -149,22 +216,40 @@ def _judged(client: Client) -> jax.Array:
 
 def _told(client: Client) -> dict[str, jax.Array]:
     """All that a model says of the first examples, each as a mean."""
-    model, progress = client.model, begin(client)
-    rows, need = read(client, progress, _first(client))
-    outputs = outputs_of(client, progress, rows, need.batch, child(client.rng, "predict"))
-    told = {"loss": model.loss(outputs, need.batch), "weight": model.weight(need.batch)}
+    drawn = _first(client)
+    mean = lambda each: jnp.sum(each, dtype=jnp.float32) / jnp.maximum(drawn.mask.sum(), 1)
+    each = _each(client, begin(client), drawn, child(client.rng, "predict"))
+    return {name: mean(values) for name, values in each.items()}
+
+
+def _each(client: Client, progress: Progress, drawn: Drawn, rng: jax.Array) -> dict[str, jax.Array]:
+    """All that a model says of each example [B] of a batch, 0 for padding."""
+    rows, need = read(client, progress, drawn)
+    outputs = outputs_of(client, progress, rows, need.batch, rng)
+    told = of_each(client.model, outputs, need.batch)
+    if client.model.train_loss:
+        told["training loss"] = losses_of(client, progress, rows, need.batch, rng)
+    if client.model.rebuild_loss:
+        told["loss of a reconstruction"] = losses_of(rebuilding(client), progress, rows, need.batch, rng)
+    return {name: jnp.where(need.mask, values, 0) for name, values in told.items()}
+
+
+def of_each(model: Model, outputs: Any, batch: Batch) -> dict[str, jax.Array]:
+    """What a model says of each example [B] by its outputs: loss, weight and metrics."""
+    size = next(iter(batch.values())).shape[0]
+    told = {"loss": one_for_each(model.loss(outputs, batch), batch), "weight": model.weight(batch)}
     for name, metric in model.metrics.items():
         if isinstance(metric, Metric):
-            told[f"metric '{name}'"] = metric.values(outputs, need.batch)
-            told[f"weight in metric '{name}'"] = (metric.weight or model.weight)(need.batch)
+            told[f"metric '{name}'"] = check_each(name, "values", metric.values(outputs, batch), (size,))
+            weights = (metric.weight or model.weight)(batch)
+            told[f"weight in metric '{name}'"] = check_each(name, "weights", weights, (size,))
         else:
-            told[f"score in metric '{name}'"] = metric.scores(outputs, need.batch)
-            told[f"label in metric '{name}'"] = metric.labels(need.batch)
-    total = lambda each: jnp.sum(
-        jnp.where(need.mask, each.reshape(len(each), -1).sum(1), 0), dtype=jnp.float32
-    )
-    means = {name: total(each) / jnp.maximum(need.mask.sum(), 1) for name, each in told.items()}
-    return means | ({"training loss": _trained(client)} if model.train_loss else {})
+            shape = (size, *metric.each.shape)
+            told[f"score in metric '{name}'"] = check_each(
+                name, "scores", metric.scores(outputs, batch), shape
+            )
+            told[f"label in metric '{name}'"] = check_each(name, "labels", metric.labels(batch), (size,))
+    return {name: values.reshape(size, -1).sum(1) for name, values in told.items()}
 
 
 def _trained(client: Client) -> jax.Array:

@@ -60,20 +60,20 @@ def _add(
     mask: jax.Array,
 ) -> Sums:
     masked = lambda each: jnp.sum(jnp.where(mask, each, 0), dtype=jnp.float32)
-    value, weight = metric.values(outputs, batch), (metric.weight or model.weight)(batch)
-    _check_each(name, "values", value, mask.shape)
-    _check_each(name, "weights", weight, mask.shape)
+    value = check_each(name, "values", metric.values(outputs, batch), mask.shape)
+    weight = check_each(name, "weights", (metric.weight or model.weight)(batch), mask.shape)
     return Sums(total[0] + masked(value), total[1] + masked(weight))
 
 
-def _check_each(name: str, what: str, found: jax.Array, expected: tuple[int, ...]) -> None:
-    """Raise `UserError` while a program is traced if an array does not have one entry per example. Otherwise
-    broadcasting would repeat it."""
+def check_each(name: str, what: str, found: jax.Array, expected: tuple[int, ...]) -> jax.Array:
+    """Return the array. Raises `UserError` while a program is traced if it does not have one entry per example.
+    Otherwise broadcasting would repeat it."""
     if jnp.shape(found) != expected:
         raise UserError(
             f"the {what} of the metric '{name}' have shape {jnp.shape(found)} for a batch of {expected[0]} "
             f"examples; expected {expected}, one for every example and no mean over them: mend the metric"
         )
+    return found
 
 
 def no_pairs(metric: Pooled, size: int) -> Pairs:
@@ -98,9 +98,8 @@ def _put(
 ) -> Pairs:
     """Write the batch's pairs to their places. A lane that is done continues with batches whose mask is
     empty."""
-    values = (metric.scores(outputs, batch), metric.labels(batch), mask)
-    _check_each(name, "scores", values[0], (*mask.shape, *metric.each.shape))
-    _check_each(name, "labels", values[1], mask.shape)
+    scores = check_each(name, "scores", metric.scores(outputs, batch), (*mask.shape, *metric.each.shape))
+    values = (scores, check_each(name, "labels", metric.labels(batch), mask.shape), mask)
     at = lambda array, part: jax.lax.dynamic_update_slice_in_dim(
         array, part.astype(array.dtype), step * BATCH, 0
     )

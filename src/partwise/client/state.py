@@ -136,13 +136,19 @@ def batch_loss(
 
     `rows` are the keyed leaves that the batch's ids point into.
     """
+    total = jnp.sum(jnp.where(mask, losses_of(client, progress, rows, batch, rng), 0))
+    weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
+    return total / jnp.where(weight > 0, weight, 1), Sums(total, weight)
+
+
+def losses_of(
+    client: Client, progress: Progress, rows: Mapping[str, jax.Array], batch: Batch, rng: jax.Array
+) -> jax.Array:
+    """The losses [B] of a batch whose ids point into `rows`, as in training steps; those of padding too."""
     params = _merged(client, progress, rows)
     predict, keys = _predicting(client, progress, batch, rng), client.examples.keys
     scored = lambda outputs: padding.without_padding(client.partition, keys, rows, predict, outputs)
-    values = training_losses(client.model, params, batch, rng, scored).astype(jnp.float32)
-    total = jnp.sum(jnp.where(mask, values, 0))
-    weight = jnp.sum(jnp.where(mask, client.model.weight(batch), 0))
-    return total / jnp.where(weight > 0, weight, 1), Sums(total, weight)
+    return training_losses(client.model, params, batch, rng, scored).astype(jnp.float32)
 
 
 def outputs_of(

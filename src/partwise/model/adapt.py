@@ -6,19 +6,22 @@ model's `predict`, the second its `train_loss`. `train_loss` is left out if ther
 
 Statistics are parameters like all others here, with a path and a role. Their loss is half the squared
 distance to the statistics of the batch. So a step of SGD with rate r is a running mean with momentum 1 - r.
-Shared statistics are averaged over the cohort like shared weights.
+Shared statistics are averaged over the cohort like shared weights. They are those of the batch's examples: the rows
+with which a batch is filled up are left out, by the batch's mask.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from partwise.model.columns import Columns
+from partwise.model.columns import MASK, Columns
 from partwise.model.spec import Batch, Metric, Pooled, one_for_each
 from partwise.types import UserError, unknown
 
@@ -28,6 +31,29 @@ Inputs = str | Sequence[str] | Callable[[Batch], Any] | None
 # Which statistics a module with batch normalisation uses in training: those of the batch (and its own statistics
 # move towards them), or its own, which do not change.
 Statistics = Literal["batch", "fixed"]
+
+
+_MASK: ContextVar[Any] = ContextVar("mask", default=None)
+
+
+@contextmanager
+def calling(batch: Batch) -> Iterator[None]:
+    """While a module is called with this batch, `real_rows` has its mask."""
+    before = _MASK.set(batch.mask if isinstance(batch, Columns) else None)
+    try:
+        yield
+    finally:
+        _MASK.reset(before)
+
+
+def real_rows(x: Any) -> jax.Array | None:
+    """Which rows of a layer's input are of examples and not of padding, [len(x), 1, ...]; None if it is not known.
+    All are if none is, so that no mean is over nothing. An example may have several rows, one after the other."""
+    mask = _MASK.get()
+    if mask is None or x.shape[0] % mask.shape[0]:
+        return None
+    mask = jnp.repeat(mask | ~mask.any(), x.shape[0] // mask.shape[0])
+    return mask.reshape(-1, *[1] * (len(x.shape) - 1))
 
 
 def check_functions(
@@ -98,7 +124,7 @@ def arguments(inputs: Inputs, batch: Batch) -> tuple[Any, ...]:
         return made if isinstance(made, tuple) else (made,)
     names = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     for name in names:
-        if name not in batch:
+        if name not in batch and not (name == MASK and isinstance(batch, Columns)):
             raise unknown("column (inputs= names those that the module is called with)", name, batch)
     return tuple(batch[name] for name in names)
 

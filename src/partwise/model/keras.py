@@ -25,11 +25,13 @@ from partwise.model.adapt import (
     Inputs,
     arguments,
     begin_at,
+    calling,
     check_functions,
     check_values,
     following,
     full_precision,
     losses_of,
+    real_rows,
     shown,
 )
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
@@ -112,7 +114,8 @@ def keras_model(
         ]
         mapping = [*zip(built.weights, held, strict=True), *zip(built.seeds, bits, strict=True)]
         given = arguments(inputs, batch)
-        with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
+        stateless = keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False)
+        with calling(batch), stateless as scope:
             before = [scope.get_current_value(w) for w in built.weights]
             outputs = built.model(given[0] if len(given) == 1 else list(given), training=training)
             penalty = sum(built.model.losses, jnp.zeros(()))
@@ -149,11 +152,25 @@ def _built(build: Callable[..., Any], sizes: Mapping[str, int]) -> Built:
         _check_built(model, sizes, scope)
         for layer in model._flatten_layers():
             if isinstance(layer, keras.layers.BatchNormalization):
-                layer.momentum = 0.0  # after a call, its statistics are those of the batch
+                layer.momentum = 0.0  # after a call, its statistics are those of the batch's examples
+                layer._moments = _of_examples(layer, layer._moments)
         weights = model.weights
         among = {id(w) for w in weights}
         seeds = [v for v in model.variables if id(v) not in among and v.dtype == "uint32"]
         return Built(model, weights, seeds, [_start(w, scope.get_current_value(w)) for w in weights])
+
+
+def _of_examples(layer: Any, moments: Callable[..., Any]) -> Callable[..., Any]:
+    """Mean and variance of a layer's input, without the rows that only fill up the batch."""
+
+    def found(inputs: Any, mask: Any) -> Any:
+        rows = real_rows(inputs) if mask is None else None
+        if rows is None:
+            return moments(inputs, mask)
+        axes = tuple(layer._reduction_axes)
+        return jnp.mean(inputs, axes, where=rows), jnp.var(inputs, axes, where=rows)
+
+    return found
 
 
 def _check_rows(rows: Any) -> dict[str, int]:

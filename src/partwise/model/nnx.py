@@ -19,12 +19,14 @@ from partwise.model.adapt import (
     Statistics,
     arguments,
     begin_at,
+    calling,
     check_functions,
     check_statistics,
     check_values,
     following,
     full_precision,
     losses_of,
+    real_rows,
     shown,
     takes,
 )
@@ -72,6 +74,8 @@ def nnx_model(
     for _, part in nnx.iter_modules(template):
         if isinstance(part, nnx.BatchNorm):
             part.momentum = 0.0  # after a call, the statistics are those of the batch
+            if type(part) is nnx.BatchNorm:
+                part.__class__ = _BatchNorm
     graph, learned, keys, counts, rest = nnx.split(template, LEARNED, nnx.RngKey, nnx.RngCount, ...)
     _refuse(rest)
     check_values(tree.flatten(nnx.to_pure_dict(learned)), "module")
@@ -98,16 +102,24 @@ def nnx_model(
         part.train()
         if fixed:
             part.set_attributes(nnx.BatchNorm, use_running_average=True, raise_if_not_found=False)
-        if train_loss is None:
-            losses = losses_of(loss, full_precision(part(*arguments(inputs, batch))), batch)
-        else:
-            losses = one_for_each(train_loss(part, batch, rng), batch)
+        with calling(batch):
+            if train_loss is None:
+                losses = losses_of(loss, full_precision(part(*arguments(inputs, batch))), batch)
+            else:
+                losses = one_for_each(train_loss(part, batch, rng), batch)
         moved = {} if fixed else tree.flatten(nnx.to_pure_dict(nnx.state(part, nnx.BatchStat)))
         return losses + weight(batch) * following(tree.flatten(values), moved) if moved else losses
 
     differs = train_loss or jax.tree_util.tree_leaves((keys, nnx.state(template, nnx.BatchStat)))
     make = lambda values: _with(nnx.clone(start) if ready else module(nnx.Rngs(0)), values)
     return Model(init, predict, loss, metrics, weight, training if differs else None, make)
+
+
+class _BatchNorm(nnx.BatchNorm):
+    """Batch normalisation with the statistics of a batch's examples."""
+
+    def __call__(self, x: Any, use_running_average: bool | None = None, *, mask: Any = None) -> Any:
+        return super().__call__(x, use_running_average, mask=real_rows(x) if mask is None else mask)
 
 
 def _with(module: Any, values: Any) -> Any:

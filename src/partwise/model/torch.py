@@ -22,12 +22,14 @@ from partwise.model.adapt import (
     Statistics,
     arguments,
     begin_at,
+    calling,
     check_functions,
     check_statistics,
     check_values,
     following,
     full_precision,
     losses_of,
+    real_rows,
     shown,
 )
 from partwise.model.spec import Batch, Metric, Model, Pooled, one_per_example
@@ -80,7 +82,8 @@ def torch_model(
         names = {path.replace("/", "."): jnp.asarray(x) for path, x in (held | constants).items()}
         module.train(training)
         env = _environment()
-        with _normalising(module, training and not fixed) as seen, env, env.override_property(prng=rng):
+        normalising = _normalising(module, training and not fixed, env)
+        with calling(batch), normalising as seen, env, env.override_property(prng=rng):
             outputs = torch.func.functional_call(module, *env.j2t_iso((names, arguments(inputs, batch))))
         return full_precision(env.t2j_iso(outputs)), env.t2j_iso(seen)
 
@@ -122,31 +125,45 @@ def _check_module(module: Any, loss: Any) -> None:
 
 
 @contextmanager
-def _normalising(module: Any, by_batch: bool) -> Iterator[dict[str, Any]]:
-    """With `by_batch`, batch normalisation layers use the statistics of the batch, which are collected by
-    path. Otherwise they use their own."""
+def _normalising(module: Any, by_batch: bool, env: Any) -> Iterator[dict[str, Any]]:
+    """With `by_batch`, batch normalisation layers use the statistics of the batch's examples, which are collected
+    by path. Otherwise they use their own."""
     seen: dict[str, Any] = {}
 
-    def collect(path: str) -> Callable[[Any, Any], None]:
-        def hook(layer: Any, given: Any) -> None:
-            axes = [axis for axis in range(given[0].dim()) if axis != 1]
-            seen[f"{path}running_mean"] = given[0].mean(dim=axes)
-            seen[f"{path}running_var"] = given[0].var(dim=axes)  # unbiased, as PyTorch's running one is
+    def by_examples(path: str) -> Callable[[Any, Any, Any], Any]:
+        def hook(layer: Any, given: Any, own: Any) -> Any:
+            mean, variance, number = _moments(given[0], env)
+            seen[f"{path}running_mean"] = mean
+            seen[f"{path}running_var"] = variance * (number / (number - 1))  # as PyTorch's running one
+            wide = lambda x: x.reshape(1, -1, *[1] * (given[0].dim() - 2))
+            out = (given[0] - wide(mean)) * torch.rsqrt(wide(variance) + layer.eps)
+            return out * wide(layer.weight) + wide(layer.bias) if layer.affine else out
 
         return hook
 
     handles = []
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and layer.track_running_stats:
-            layer.train(by_batch)
+            layer.train(False)  # what it returns is replaced by the hook
             if by_batch:
                 path = f"{name.replace('.', '/')}/" if name else ""
-                handles.append(layer.register_forward_pre_hook(collect(path)))
+                handles.append(layer.register_forward_hook(by_examples(path)))
     try:
         yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _moments(x: Any, env: Any) -> tuple[Any, Any, Any]:
+    """Mean and variance of every channel (axis 1) over the batch's examples, and over how many values."""
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    rows = real_rows(x)
+    rows = torch.ones_like(x) if rows is None else torch.ones_like(x) * env.j2t_iso(rows.astype(jnp.float32))
+    number = rows.sum(dim=axes)
+    mean = (x * rows).sum(dim=axes) / number
+    apart = (x - mean.reshape(1, -1, *[1] * (x.dim() - 2))) * rows
+    return mean, (apart * apart).sum(dim=axes) / number, number
 
 
 @contextmanager

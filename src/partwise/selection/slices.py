@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from partwise.data.ragged import pad_to_power
-from partwise.model.columns import Columns
+from partwise.model.columns import masked
 from partwise.model.partition import DEFAULT, Partition
 from partwise.model.psi import take
 from partwise.model.roles import Role, neutral_twin
@@ -131,8 +131,9 @@ def batch_rows(
 
     An id outside the client's slice becomes -1. If a column holds one id per example, an example whose id is
     outside the slice is left out. If a model uses only sums of rows, an example's ids become one: that of its sum.
+    The batch has the mask that says which examples are then left (`model.columns`).
     """
-    needed, renumbered = {}, Columns(batch)
+    needed, renumbered = {}, dict(batch)
     for space in partition.spaces:
         block, own, offset = partition.block(space), keys[space], 0
         parts = []
@@ -155,7 +156,7 @@ def batch_rows(
             offset += at.size
         if parts:
             needed[space] = jnp.concatenate(parts)
-    return BatchRows(needed, renumbered, mask)
+    return BatchRows(needed, masked(renumbered, mask), mask)
 
 
 def _asked(positions: jax.Array, keys: Keys, block: int) -> jax.Array:
