@@ -20,9 +20,7 @@ from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
-PAGES_OF_CODE = (
-    "adding clients comparing data deployment devices diverges events export exporting fleet following heat"
-)
+PAGES_OF_CODE = "adding clients comparing data debugging deployment devices diverges events export exporting fleet following heat"
 PAGES_OF_CODE += " keras looking nnx recommending remote reopening seeds sweeping torch"
 NOT_RUN = {"docs/reproduction_select.md"}  # what its figures were made with, which takes too long
 
@@ -157,6 +155,19 @@ def test_the_code_of_the_page_on_looking_writes_a_report(tmp_path):
 
 def test_the_code_of_the_page_on_divergence_names_the_client(tmp_path):
     assert run(blocks("docs/diverges.md"), tmp_path).startswith("broken: {99}\n")
+
+
+def test_the_code_of_the_page_on_debugging_prints_numbers_and_names_the_function(tmp_path):
+    printed = run(blocks("docs/debugging.md"), tmp_path)
+    assert re.search(r"^loss of \[-?[\d.]+ ", printed, re.M)  # of an evaluation
+    assert re.search(r"^loss of GradTracer\(primal=\[-?[\d.]+ ", printed, re.M)  # of a step
+    assert "JitTracer" not in printed
+    moves = [float(x) for x in re.findall(r"^client \d+ moves the slope by (\S+)$", printed, re.M)]
+    assert abs(moves[0]) > 100 * abs(moves[1])
+    *_, told, cause = printed.splitlines()
+    assert told.startswith("the model's predict failed in <string>, line ")
+    assert "x float32[4]" in told
+    assert cause == "TypeError"
 
 
 def test_the_code_of_the_page_on_trained_models_runs(tmp_path):

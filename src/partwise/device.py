@@ -135,11 +135,15 @@ class Device:
     def check(self, message: bytes | Slices, examples: ClientStore, asked: Asked | None = None) -> None:
         """Raise `UserError` if the model or the algorithm does not fit this client's data. `asked` is as in
         `report`."""
-        given = self._given(message, examples, asked or self.ask(examples))
-        client = self._client(jax.tree_util.tree_map(jnp.asarray, given))
+        client = self.client(message, examples, asked or self.ask(examples))
         check_model(client)
         if self.algorithm.check is not None:
             self.algorithm.check(client)
+
+    def client(self, message: bytes | Slices, examples: ClientStore, asked: Asked) -> Client:
+        """What this client has at the beginning of a round, outside a compiled program."""
+        given = self._given(message, examples, asked)
+        return self._client(jax.tree_util.tree_map(jnp.asarray, given))
 
     def report(self, message: bytes | Slices, examples: ClientStore, asked: Asked | None = None) -> bytes:
         """Run a round on this client. Returns the report: the update of what it received, and its weight. The

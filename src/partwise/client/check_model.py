@@ -22,7 +22,7 @@ from partwise.client.evaluate import check_each
 from partwise.client.split import everything
 from partwise.client.state import Client, Progress, batch_loss, begin, losses_of, outputs_of, read, rebuilding
 from partwise.model.partition import Partition
-from partwise.model.spec import Batch, Metric, Model, one_for_each
+from partwise.model.spec import Batch, Metric, Model, naming, one_for_each
 from partwise.randomness import child
 from partwise.selection.padding import not_whole
 from partwise.types import Params, UserError
@@ -40,6 +40,7 @@ def check_model(client: Client) -> None:
     slice, and the same with and without padding of the slice and of the batch."""
     if not int(client.examples.count):
         return
+    client = client._replace(model=naming(client.model))
     _check_weights(client)
     check_neighbours(_telling(_shaken(client)), min(int(client.examples.count), EXAMPLES), client.rng)
     for space in client.partition.spaces:
@@ -126,8 +127,8 @@ def check_neighbours(tell: Tell, count: int, rng: jax.Array) -> None:
 
     @jax.jit
     def told() -> Any:
-        alone = jax.vmap(lambda rng: tell(first, mask[:real], rng))(rngs)
-        filled = jax.vmap(lambda fill: tell(jnp.concatenate([first, fill]), mask, rngs[0]))(fills)
+        alone = jax.lax.map(lambda rng: tell(first, mask[:real], rng), rngs)
+        filled = jax.lax.map(lambda fill: tell(jnp.concatenate([first, fill]), mask, rngs[0]), fills)
         return alone, jax.tree_util.tree_map(lambda each: each[:, :real], filled)
 
     alone, filled = jax.tree_util.tree_map(np.asarray, told())

@@ -168,7 +168,11 @@ class ServingConfig:
 class SimulationConfig:
     """How the rounds are run."""
 
-    backend: str = setting("compiled", "compiled, or plain (one client at a time; names the one that fails)")
+    backend: str = setting(
+        "compiled",
+        "compiled, plain (one client at a time; names the one that fails), or eager (plain, and step by step: for "
+        "print and a debugger)",
+    )
     lanes: int = setting(0, "clients side by side on a device; 0: measured and chosen", 0, 65_536)
     rounds_per_call: int = setting(25, "rounds in one compiled call", 1, 10_000)
     tables: str = setting(

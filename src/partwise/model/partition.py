@@ -25,7 +25,7 @@ from partwise.model.roles import Role, from_rows, neutral_twin, shared, to_rows
 from partwise.model.roles import frozen as frozen  # rules are written with these
 from partwise.model.roles import keyed as keyed
 from partwise.model.roles import local as local
-from partwise.model.spec import Model, check_metrics
+from partwise.model.spec import Model, check_metrics, named
 from partwise.types import Params, UserError, nearest
 
 DEFAULT = "default/"  # where the learned default of a local leaf lives among the shared leaves
@@ -252,7 +252,9 @@ def partition(
     Raises:
         UserError: The rules or the columns do not fit the model.
     """
-    shapes_tree = jax.eval_shape(model.init, jax.eval_shape(jax.random.key, 0))  # neither starts JAX
+    shapes_tree = jax.eval_shape(
+        named("init", model.init), jax.eval_shape(jax.random.key, 0)
+    )  # neither starts JAX
     shapes = tree.flatten(shapes_tree)
     for path in shapes:
         if path.startswith(DEFAULT):

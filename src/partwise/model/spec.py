@@ -9,6 +9,8 @@ has been added up.
 from __future__ import annotations
 
 import inspect
+import os
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from partwise import tree
 from partwise.metrics import area_under_curve
 from partwise.types import Params, UserError
 
@@ -105,6 +108,7 @@ class Model(NamedTuple):
 
 
 CALLED_WITH = {"predict": ("params", "batch", "rng"), "loss": ("outputs", "batch")}
+MOST_SHOWN = 12  # arrays that one message names
 RESERVED = (
     "loss",
     "clients",
@@ -128,6 +132,57 @@ def check_arguments(model: Model) -> None:
             ) from None
         except ValueError:
             continue  # a function that does not tell its arguments
+
+
+def naming(model: Model) -> Model:
+    """The model, with functions that say, if they fail, which of them it was and what it was given."""
+    metrics = {
+        name: each._replace(
+            **{
+                part: named(f"{part} of the metric '{name}'", getattr(each, part))
+                for part in ("values", "scores", "labels", "weight")
+                if getattr(each, part, None)
+            }
+        )
+        for name, each in model.metrics.items()
+    }
+    functions = ("init", "predict", "loss", "weight", "train_loss", "rebuild_loss")
+    found = {name: named(name, getattr(model, name)) for name in functions if getattr(model, name)}
+    return model._replace(metrics=metrics, **found)
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a model, which says its name and what it was given if it fails."""
+
+    def called(*given: Any) -> Any:
+        try:
+            return function(*given)
+        except UserError:
+            raise
+        except Exception as error:
+            raise _failed(name, given, error) from error
+
+    return called
+
+
+def _failed(name: str, given: tuple[Any, ...], error: Exception) -> UserError:
+    arguments = CALLED_WITH.get(name, ("params", "batch", "rng") if name.endswith("_loss") else ())
+    names = arguments or (("batch",) if len(given) == 1 else ("outputs", "batch"))
+    told = [f"{what} {_shapes(each)}" for what, each in zip(names, given, strict=False) if what != "rng"]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if f"{os.sep}site-packages{os.sep}" not in each.filename][1:]
+    where = f" in {os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""
+    lines = str(error).strip().splitlines()
+    why = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    given_to = f". It was given {'; '.join(told)}" if told else ""
+    return UserError(f"the model's {name} failed{where} ({why.rstrip('.')}){given_to}")
+
+
+def _shapes(values: Any) -> str:
+    """Types and shapes of arrays, for a message: `item float32[5, 3]`."""
+    one = lambda leaf: f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else repr(leaf)
+    told = [f"{path} {one(leaf)}".strip() for path, leaf in tree.flatten(values).items()]
+    return ", ".join(told[:MOST_SHOWN]) + (", ..." if len(told) > MOST_SHOWN else "")
 
 
 def check_metrics(model: Model) -> None:

@@ -13,7 +13,7 @@ from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.lanes import choose_lanes
 from partwise.simulation.loop import Simulation
-from partwise.simulation.plain import PlainSimulation
+from partwise.simulation.plain import EagerEvaluator, PlainSimulation
 from partwise.simulation.processes import check_alone
 from partwise.simulation.table_places import AUTO, COPIES
 from partwise.tasks import Task
@@ -49,12 +49,14 @@ def make_runtime(task: Task, prepared: Prepared, config: Config, folder: Folder 
 def make_simulation(prepared: Prepared, config: Config, lanes: int = 0) -> Backend:
     """The backend that the configuration names. The number of lanes is measured unless it is given."""
     given = (prepared.build, prepared.rates, prepared.store, prepared.recruiting)
-    if config.simulation.backend == "plain":
-        check_alone("simulation.backend = plain runs one client after another", "leave --processes out")
-        check_copies(config, "simulation.backend = plain")
-        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way)
-    if config.simulation.backend != "compiled":
-        raise UserError(f"simulation.backend must be compiled or plain, not '{config.simulation.backend}'")
+    backend = config.simulation.backend
+    if backend in ("plain", "eager"):
+        check_alone(f"simulation.backend = {backend} runs one client after another", "leave --processes out")
+        check_copies(config, f"simulation.backend = {backend}")
+        eager = backend == "eager"
+        return PlainSimulation(*given, seed=config.seed, serving=config.serving.way, eager=eager)
+    if backend != "compiled":
+        raise UserError(f"simulation.backend must be compiled, plain or eager, not '{backend}'")
     make = lambda count: Simulation(
         *given,
         seed=config.seed,
@@ -82,7 +84,8 @@ def check_copies(config: Config, what: str) -> None:
 def make_evaluator(prepared: Prepared, config: Config, store: ClientStore, *others: ClientStore) -> Evaluator:
     """The evaluator of these clients, with a program that the others fit into too."""
     seen, *rest = (each.select(prepared.evaluated.columns) for each in (store, *others))
-    return Evaluator(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
+    kind = EagerEvaluator if config.simulation.backend == "eager" else Evaluator
+    return kind(prepared.evaluation, prepared.rates, seen, seed=config.seed, others=rest)
 
 
 def lanes_of(folder: Folder | None) -> int:

@@ -12,7 +12,7 @@ from partwise.config.settings import Config
 from partwise.runs.callbacks import Followed
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import as_record
-from partwise.runs.sanity import check_going
+from partwise.runs.sanity import FindCause, check_going
 from partwise.server.record import Record
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
@@ -48,6 +48,7 @@ class Course(NamedTuple):
     progress: OnStatus
     rates: Sequence[str]  # those that may be lowered if the training goes wrong
     followed: Followed
+    find_cause: FindCause  # why updates of clients are not finite
 
 
 def run_rounds(course: Course) -> Iterator[None]:
@@ -86,7 +87,8 @@ def _spent(promised: Protection | None, number: int, exactly: bool = False) -> d
 def _write(course: Course, lines: list[dict[str, Any]]) -> None:
     course.recorder.add(lines)
     config = course.config
-    check_going(course.recorder.tally, config.simulation.patience, config.rounds, course.rates)
+    more = (course.rates, course.find_cause, config.simulation.backend)
+    check_going(course.recorder.tally, config.simulation.patience, config.rounds, *more)
     course.followed.show(lines)
 
 

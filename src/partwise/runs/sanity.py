@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from partwise.config.settings import Config
 from partwise.device import Device
 from partwise.model.partition import DEFAULT
 from partwise.randomness import INIT_ROUND, round_rng
+from partwise.runs.cause import Cause
 from partwise.runs.folder import Folder
 from partwise.runs.tally import Tally
 from partwise.server.messages import send
@@ -85,7 +86,9 @@ def check_fit(prepared: Prepared, config: Config) -> None:
     rng = round_rng(config.seed, INIT_ROUND)
     device = Device(algorithm)
     keys = device.ask(examples).keys
-    device.check(send(algorithm.partition, sketched(algorithm, rng), keys, rng), examples)
+    message = send(algorithm.partition, sketched(algorithm, rng), keys, rng)
+    with jax.disable_jit(config.simulation.backend == "eager"):
+        device.check(message, examples)
 
 
 def check_model(folder: Folder, prepared: Prepared, params: Mapping[str, Any]) -> None:
@@ -145,7 +148,22 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
     return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 
-def check_going(tally: Tally, patience: int, rounds: int, rates: Sequence[str] = RATES) -> None:
+# The cause of updates that are not finite, found at some of these clients (empty: at clients of the last round)
+FindCause = Callable[[Sequence[Any]], Cause | None]
+STEPS = {
+    "eager": "To look at its steps, print in the model's loss, or stop there with breakpoint()",
+    "other": "To look at the steps of single clients: --set simulation.backend=eager",
+}
+
+
+def check_going(
+    tally: Tally,
+    patience: int,
+    rounds: int,
+    rates: Sequence[str] = RATES,
+    find_cause: FindCause = lambda clients: None,
+    backend: str = "compiled",
+) -> None:
     """Raise `UserError` if the run learns nothing: no client has been used so far, or most of the latest
     rounds went wrong.
 
@@ -153,29 +171,32 @@ def check_going(tally: Tally, patience: int, rounds: int, rates: Sequence[str] =
     """
     if not tally.sums["clients"]:
         if tally.rounds >= min(patience or rounds, rounds):
-            raise _nobody_counted(tally, rates)
+            raise _nobody_counted(tally, rates, find_cause)
     elif patience and tally.wrong >= max(min(patience, rounds // 2), 1):
-        raise _goes_wrong(tally, rates)
+        raise _goes_wrong(tally, rates, find_cause, backend)
 
 
-def _nobody_counted(tally: Tally, rates: Sequence[str]) -> UserError:
+def _nobody_counted(tally: Tally, rates: Sequence[str], find_cause: FindCause) -> UserError:
     counts = left_out(tally)
     main = max(counts, key=lambda reason: counts[reason])
     told, remedy = tell_left_out(counts), LEFT_OUT[main][2].format(rates=" or ".join(rates))
     if not told:
         told, remedy = "nobody was drawn", "raise cohort.size, or use cohort.sampling=fixed"
+    elif main == "broken" and (cause := find_cause(tally.wrong_clients)):
+        told, remedy = f"{told}. {cause.why}", cause.remedy or remedy
     return UserError(
         f"no client counted in {counted(tally.rounds, 'round')}, so nothing was learned: {told}. To mend it, "
         f"{remedy}."
     )
 
 
-def _goes_wrong(tally: Tally, rates: Sequence[str]) -> UserError:
-    clients = ", ".join(map(str, tally.wrong_clients))
+def _goes_wrong(tally: Tally, rates: Sequence[str], find_cause: FindCause, backend: str) -> UserError:
+    clients, cause = ", ".join(map(str, tally.wrong_clients)), find_cause(tally.wrong_clients)
+    remedy = (cause and cause.remedy) or f"train again with lower rates ({', '.join(rates)})"
+    why = f" {cause.why}." if cause else ""
     whose = f"; {tally.sums['broken']} updates were not finite, most recently those of clients {clients}"
     return DivergedError(
         f"the training has diverged since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"
-        f"{whose if clients else ''}), so it was stopped after round {tally.rounds}. Train again with lower rates "
-        f"({', '.join(rates)}), or look at single clients with --set "
-        f"simulation.backend=plain; --set simulation.patience=0 goes on regardless."
+        f"{whose if clients else ''}), so it was stopped after round {tally.rounds}.{why} To mend it, {remedy}. "
+        f"{STEPS.get(backend, STEPS['other'])}; --set simulation.patience=0 goes on regardless."
     )

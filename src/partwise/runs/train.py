@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from partwise.algorithms.effects import read_of
+from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import find_algorithm, prepare
 from partwise.config.protection import protection
 from partwise.config.settings import Config
 from partwise.model.spec import check_arguments
 from partwise.runs.backends import Runtime, make_runtime
 from partwise.runs.callbacks import Callback, Followed, Start, check_callbacks
+from partwise.runs.cause import Cause, find_cause
 from partwise.runs.client_file import source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
@@ -45,6 +47,7 @@ from partwise.runs.summary import (
     tell_not_finite,
 )
 from partwise.runs.tally import Tally
+from partwise.server.cohort import recruit
 from partwise.simulation.backend import Backend
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.exchange import agreed, agreeing
@@ -199,7 +202,18 @@ def train_steps(
             [*([keeper.callback] if keeper else []), *(deciding if is_writer() else [])], start
         )
         yield from run_rounds(
-            Course(simulation, evaluate, config, rounds, promised, recorder, progress, rates, followed)
+            Course(
+                simulation,
+                evaluate,
+                config,
+                rounds,
+                promised,
+                recorder,
+                progress,
+                rates,
+                followed,
+                lambda clients: _cause(simulation, prepared, config, clients),
+            )
         )
     if folder:
         early = {"ended": folder.ending(config)} if simulation.round < config.rounds else {}
@@ -235,6 +249,20 @@ def train_steps(
         warnings.warn(tell_not_finite(summary["not_finite"], "test"), RunWarning, stacklevel=4)
     last = folder.model(mapped=True) if folder and spread else params()
     return Run(config, task, last, summary, recorder, best[0] if best else None, kept)
+
+
+def _cause(simulation: Backend, prepared: Prepared, config: Config, clients: Sequence[Any]) -> Cause | None:
+    """Why updates of these clients, or else of clients of the last round, are not finite."""
+    algorithm, store = simulation.algorithm, prepared.store
+    if algorithm.aggregator.private or num_processes() > 1:
+        return None
+    if not clients:
+        last = recruit(prepared.recruiting, store.counts, config.seed, simulation.round - 1)
+        clients = store.client_ids[last.clients].tolist()
+    try:
+        return find_cause(algorithm, store, clients, config.seed)
+    except Exception:  # the run stops for another reason, which must be told
+        return None
 
 
 def _as_now(params: Mapping[str, Any]) -> dict[str, np.ndarray]:

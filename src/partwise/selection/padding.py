@@ -79,7 +79,10 @@ def check_rows_alone(
     predict: Callable[[Mapping[str, Any]], Any],
     outputs: Any,
 ) -> None:
-    """Raise `UserError` if outputs grow with the rows of a space whose steps see only the batch's rows."""
+    """Raise `UserError` if outputs grow with the rows of a space whose steps see only the batch's rows. Not step by
+    step (`jax.disable_jit`), where a model should be called with numbers alone."""
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        return
     shapes = lambda tree: [jnp.shape(x) for x in jax.tree_util.tree_leaves(tree)]
     for space in partition.spaces:
         if partition.is_whole(space):

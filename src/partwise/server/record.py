@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from partwise.selection.serving import Served, Sizes
 from partwise.types import DivergedError, UserError
 
@@ -48,14 +50,16 @@ def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any
     }
 
 
-def diverged(record: Record, clients: list[Any]) -> UserError:
-    """Return the error for a run whose parameters are no longer finite."""
+def diverged(record: Record, clients: list[Any], params: Mapping[str, Any] = {}) -> UserError:
+    """Return the error for a run whose parameters are no longer finite. `params` are these, if there is one run."""
+    wrong = [path for path, leaf in params.items() if not np.isfinite(np.asarray(leaf, np.float32)).all()]
     shown = ", ".join(map(str, clients[:10])) + (
         f" and {len(clients) - 10} more" if len(clients) > 10 else ""
     )
     whose = f"; clients {shown}" if clients else ""
     return DivergedError(
-        f"the server's parameters are no longer finite after round {record.round} (mean loss {record.loss:.4g}"
-        f"{whose}). Lower the learning rates of the server or the clients, or look at single clients with --set "
-        f"simulation.backend=plain."
+        f"the server's parameters are no longer finite after round {record.round}"
+        f"{', those of ' if wrong else ''}{', '.join(map(repr, wrong))} (mean loss {record.loss:.4g}{whose}). All "
+        f"updates that were used are finite, so their sum or the server's step made it: lower server.rate, or the "
+        f"rates of the clients if their updates are large."
     )

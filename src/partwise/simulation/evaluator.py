@@ -85,7 +85,7 @@ class Evaluator:
     def of(self, store: ClientStore) -> Evaluator:
         """An evaluator for other clients. It uses the same program if they fit into it, as the `others` do."""
         if not self._fits(store):
-            return Evaluator(self.build, self.rates, store, seed=self.seed)
+            return type(self)(self.build, self.rates, store, seed=self.seed)
         other = copy.copy(self)
         other.store, other._staged, other._order = store, {}, _by_rows(store, self._size)
         other._num_rows = max(self._num_rows, _largest_block(store, self._size))

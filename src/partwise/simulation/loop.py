@@ -260,7 +260,7 @@ class Simulation:
         for i, record in enumerate(records):
             if not outcome.finite[i]:
                 cohort = [] if self.algorithm.aggregator.private else call.cohorts[i].clients
-                raise diverged(record, self.store.client_ids[cohort].tolist())
+                raise diverged(record, self.store.client_ids[cohort].tolist(), self.state.params)
         return records
 
     def _placed_plan(self, staged: Staged) -> stage.Plan:

@@ -1,6 +1,8 @@
 """The plain loop: one client at a time, bytes in and bytes out, nothing vectorised.
 
-It is the reference for the compiled rounds. It also helps to debug, because it names the client that fails.
+It is the reference for the compiled rounds, and names the client that fails. With `eager`, a client's own part is
+not compiled either: loops run in Python, so that a model's functions can print numbers and a debugger can stop in
+them.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ import numpy as np
 from partwise.algorithm import Build, costs_of, init_server, kept_shape
 from partwise.data.store import ClientStore
 from partwise.device import Device
-from partwise.randomness import INIT_ROUND, round_rng
+from partwise.metrics import Pairs, Sums
+from partwise.model.spec import Pooled
+from partwise.randomness import EVALUATION_ROUND, INIT_ROUND, round_rng
 from partwise.selection.serving import check_way, serve
 from partwise.server.cohort import Recruiting, recruit
-from partwise.server.messages import read_invitation
+from partwise.server.messages import read_invitation, send
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState, is_finite
 from partwise.simulation.backend import copied, owned
+from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.types import UserError
 
 Answer = TypeVar("Answer")
@@ -45,9 +50,11 @@ def plain_round(
     seed: int = 0,
     round_number: int = 0,
     kept: dict[int, dict[str, np.ndarray]] | None = None,
+    eager: bool = False,
 ) -> Watched:
     """One round with the clients at these positions of the store. Their choice of keys depends on `seed` and
-    `round_number`. `kept` holds what clients keep from round to round, by position; it is updated."""
+    `round_number`. `kept` holds what clients keep from round to round, by position; it is updated. With `eager`,
+    clients run step by step."""
     kept = {} if kept is None else kept
     names = [store.client_ids[position].item() for position in clients]
     now, missed = server.begin(state, round_number, rng, seed), 0
@@ -56,7 +63,8 @@ def plain_round(
         try:
             asked = device.ask(examples, task.seed, task.round)
             message = _given(now.serve(task.about.task, asked.keys))
-            report, keep = device.report_and_keep(message, examples, asked, kept.get(position))
+            with jax.disable_jit(eager):
+                report, keep = device.report_and_keep(message, examples, asked, kept.get(position))
             _given(now.accept(report))
         except Exception as error:
             raise UserError(f"client {name!r} failed: {error}") from error
@@ -89,7 +97,9 @@ class PlainSimulation:
         *,
         seed: int = 0,
         serving: str = "on_demand",
+        eager: bool = False,
     ):
+        self._eager = eager
         self.store, self.recruiting = store, recruiting.check(store.num_clients)
         self._build, self._rates = build, dict(rates)
         self.restart(seed)
@@ -145,6 +155,7 @@ class PlainSimulation:
                 self.seed,
                 self.round,
                 self.kept,
+                self._eager,
             )
             closed = done.closed
             self.state, self.round = closed.state, self.round + 1
@@ -166,5 +177,42 @@ class PlainSimulation:
             )
             private = self.algorithm.aggregator.private
             if not is_finite(self.state):
-                raise diverged(record, [] if private else self.store.client_ids[cohort.clients].tolist())
+                clients = [] if private else self.store.client_ids[cohort.clients].tolist()
+                raise diverged(record, clients, self.state.params)
             yield [told_of(record, private)]
+
+
+class EagerEvaluator(Evaluator):
+    """Like `Evaluator`, one client after the other and step by step."""
+
+    def measure(
+        self,
+        params: Mapping[str, Any],
+        rates: Mapping[str, float] | None = None,
+        kept: KeptOf | None = None,
+    ) -> tuple[dict[str, Sums], dict[str, Pairs]]:
+        """Like `Evaluator.measure`."""
+        device, partition = Device(self.build({**self.rates, **(rates or {})})), self.algorithm.partition
+        needed, rng = partition.server_leaves(params), round_rng(self.seed, EVALUATION_ROUND)
+        found = []
+        for position, name in enumerate(self.store.client_ids.tolist()):
+            examples = self.store.gather([position])
+            asked = device.ask_whole(examples)
+            message = send(partition, needed, asked.keys, rng)
+            mine = {path: each[0] for path, each in kept(examples.client_ids).items()} if kept else None
+            try:
+                with jax.disable_jit():
+                    measured = device.evaluate(message, examples, asked, mine)
+            except Exception as error:
+                raise UserError(f"client {name!r} failed: {error}") from error
+            found.append(jax.tree_util.tree_map(np.asarray, measured))
+        sums, pairs = {}, {}
+        for name, metric in {"loss": None, **self.algorithm.model.metrics}.items():
+            each = [measured[name] for measured in found]
+            if isinstance(metric, Pooled):
+                pairs[name] = Pairs(
+                    *(np.concatenate([part[p.held] for p in each for part in [p[i]]]) for i in range(3))
+                )
+            else:
+                sums[name] = Sums(*(np.array([float(one[i]) for one in each]) for i in range(2)))
+        return sums, pairs
