@@ -105,7 +105,7 @@ def nan_of_one_example(y):
         (
             {"store": points(lambda y: np.full_like(y, 1e30))},
             {},
-            r"loss has it before any step: that of example 1 of client 10\d \(x = .*, y = 1e\+30\).*if these values",
+            r"loss has it before any step: that of example 1 of client 10\d \(x = .*, y = 1e\+30\).*if these",
         ),
         (
             {"loss": lambda outputs, batch: jnp.log(outputs * 0)},
@@ -130,9 +130,9 @@ def test_what_made_a_run_not_finite_is_named_with_its_remedy(given, changes, say
 def test_the_advice_fits_the_backend():
     told = {}
     for backend in BACKENDS:
+        task = make_task(store=points(lambda y: np.full_like(y, 1e30)))
         with pytest.raises(UserError, match="has diverged") as raised:
-            store = points(lambda y: np.full_like(y, 1e30))
-            train(make_task(store=store), backend, rounds=2, simulation__evaluate_every=0, **LINE)
+            train(task, backend, rounds=2, simulation__evaluate_every=0, **LINE)
         told[backend] = str(raised.value)
     assert all("simulation.backend=eager" in told[backend] for backend in ("compiled", "plain"))
     assert "breakpoint()" in told["eager"]
@@ -150,8 +150,8 @@ def test_a_servers_step_that_is_not_finite_names_the_leaves():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"predict": lambda p, b, r: b["x"] @ jnp.ones((3, 2))}, r"predict failed .*given params item float32\[.*x fl"),
-        ({"loss": lambda o, b: o - jnp.ones(77)}, r"loss failed in test_eager\.py, line \d+ .*outputs float32\[\d\]"),
+        ({"predict": lambda p, b, r: b["x"] @ jnp.ones((3, 2))}, r"predict failed .*given params item float.*x fl"),
+        ({"loss": lambda o, b: o - jnp.ones(77)}, r"loss failed in test_eager\.py, line \d+ .*outputs float"),
         ({"predict": lambda p, b, r: p["slop"] * b["x"]}, r"predict failed .*KeyError: 'slop'"),
         ({"metrics": {"m": Metric(lambda o, b: o.nothing)}}, r"values of the metric 'm' failed .*AttributeError"),
     ],
@@ -165,6 +165,6 @@ def test_a_function_of_the_model_that_fails_is_named_with_what_it_was_given(give
 
 def test_an_init_that_fails_is_named():
     with pytest.raises(
-        UserError, match=r"the model's init failed in test_eager\.py, line \d+ \(TypeError: dot_gen"
+        UserError, match=r"the model's init failed in test_eager\.py, line \d+ \(TypeError: dot"
     ):
         make_task(init=lambda rng: {"slope": jnp.zeros(3) @ jnp.zeros(2)})

@@ -156,7 +156,7 @@ def test_a_test_metric_that_is_not_finite_is_a_warning_in_python():
     ("metric", "what"),
     [
         (Metric(lambda outputs, batch: jnp.mean(outputs - batch["rating"])), r"values .*shape \(\)"),
-        (Metric(lambda outputs, batch: (outputs - batch["rating"])[:, None]), r"values .*shape \(16, 1\)"),
+        (Metric(lambda outputs, batch: (outputs - batch["rating"])[:, None]), r"values .*shape \(\d+, 1\)"),
         (
             Metric(lambda outputs, batch: outputs, weight=lambda batch: jnp.asarray(1.0)),
             r"weights .*shape \(\)",

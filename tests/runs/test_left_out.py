@@ -47,7 +47,7 @@ SMALL = {
             r"no client counted in 2 rounds, .*: nobody was drawn. To mend it, raise cohort.size",
         ),
         ({"algorithm": "fed_avgg"}, "unknown algorithm"),
-        ({"simulation.backend": "fast"}, "compiled or plain"),
+        ({"simulation.backend": "fast"}, "compiled, plain or eager"),
         (
             {"update.rate": 1e30},
             r"no client counted in 2 rounds.* 8 updates that were not finite.*lower update",

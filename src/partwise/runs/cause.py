@@ -64,7 +64,7 @@ def find_cause(algorithm: Algorithm, store: ClientStore, clients: Sequence[Any],
     if not clients:
         return None
     return Cause(
-        f"Loss and gradient of client {clients[0]!r} are finite before its first step: its steps made it"
+        f"Loss and gradient of client {clients[0]!r} are finite with the model before training, so steps made it"
     )
 
 
