@@ -20,7 +20,9 @@ from partwise.types import UserError
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
-PAGES_OF_CODE = "adding clients comparing data debugging deployment devices diverges events export exporting fleet"
+PAGES_OF_CODE = (
+    "adding clients comparing data debugging deployment devices diverges events export exporting fleet"
+)
 PAGES_OF_CODE += " following heat keras looking nnx recommending remote reopening seeds sweeping torch"
 NOT_RUN = {"docs/reproduction_select.md"}  # what its figures were made with, which takes too long
 

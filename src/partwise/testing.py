@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from partwise import tree
 from partwise.algorithm import Build
@@ -229,7 +230,7 @@ def _guarded(aggregator: Aggregator) -> Aggregator:
     def zero(leaf: Any) -> jax.Array:
         zeros = _called("zero", aggregator.zero, leaf)
         assert zeros.shape == leaf.shape, f"zero of {leaf.shape} must have this shape, not {zeros.shape}"
-        nothing = isinstance(zeros, jax.core.Tracer) or not np.any(zeros)
+        nothing = isinstance(zeros, Tracer) or not np.any(zeros)
         assert nothing, "zero must return zeros: every device begins its part of the sum there"
         return zeros
 
@@ -296,7 +297,8 @@ def _check_rounds(aggregator: Aggregator, tol: float) -> None:
     spaces = aggregator.held or ("item",)
     sizes, rng = [3, 2, 4, 1, 5], np.random.default_rng(0)
     total = sum(sizes)
-    columns = {space: rng.integers(0, 6, total) for space in spaces} | {"y": rng.normal(size=total)}
+    columns: dict[str, Any] = {space: rng.integers(0, 6, total) for space in spaces}
+    columns["y"] = rng.normal(size=total)
     store = ClientStore.from_arrays(np.repeat(np.arange(5), sizes), ids=list(spaces), **columns)
 
     def init(rng: jax.Array) -> dict[str, jax.Array]:
