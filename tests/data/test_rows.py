@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import sqlite3
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import csv, feather, parquet
 
-from partwise.data import read_rows, rows
-from partwise.types import UserError
+from partwise.data import read_rows, read_table, rows
+from partwise.data.sqlite_table import read_sqlite, sqlite_place
+from partwise.types import RunWarning, UserError
 
 USERS, ITEMS, RATINGS = ["b", "a", "a", "c"], ["x", "z", "y", "x"], [1.0, 2.0, 3.0, 4.0]
 
@@ -75,3 +82,57 @@ def test_rows_that_cannot_be_meant_are_refused(given, message):
 def test_what_is_no_rows_is_refused():
     with pytest.raises(UserError, match="rows is 5: give dicts, one for every example, or Arrow tables"):
         read_rows(5, "user")  # pyright: ignore
+
+
+def holes(row: int) -> dict[str, Any]:
+    """Row 4 has no item, row 7 no rating, row 11 neither; other columns do not matter."""
+    lost = {4: ("item",), 7: ("rating",), 11: ("item", "rating")}.get(row, ())
+    told = {"user": f"u{row % 3}", "item": f"i{row % 5}", "rating": row + 0.5, "note": None}
+    return told | dict.fromkeys(lost)
+
+
+@pytest.mark.parametrize("kind", ["dicts", "tables", "csv", "csv.gz", "parquet", "feather", "sqlite"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_rows_with_an_empty_cell_are_refused_with_their_number_or_left_out(tmp_path, kind, stored):
+    """What is left equals a table that never had them, whatever the table is written in."""
+    full = [holes(row) for row in range(20)]
+    whole = [row for number, row in enumerate(full) if number not in (4, 7, 11)]
+    names, folder = ("user", "item", "rating"), {"out": tmp_path / "store"} if stored else {}
+
+    def read(given: list[dict[str, Any]], name: str, **more: Any) -> Any:
+        table = pa.Table.from_pylist([{n: row[n] for n in names} for row in given])
+        if kind == "dicts":
+            return read_rows(iter(given), "user", ["item", "rating"], ["item"], **more)
+        if kind == "tables":
+            return read_rows(table.to_batches(6), "user", ["item", "rating"], ["item"], **more)
+        if kind == "sqlite":
+            with contextlib.closing(sqlite3.connect(tmp_path / name)) as base:
+                base.execute("CREATE TABLE t (user, item, rating)")
+                base.executemany("INSERT INTO t VALUES (:user, :item, :rating)", given)
+                base.commit()
+            more.pop("out", None)
+            place = sqlite_place(f"sqlite:{tmp_path / name}?table=t")
+            assert place
+            return read_sqlite(place, ["user", "item", "rating"], ["user", "item"], **more)
+        path = tmp_path / f"{name}.{kind}"
+        if kind.startswith("csv"):
+            with gzip.open(path, "wb") if kind.endswith("gz") else path.open("wb") as file:
+                csv.write_csv(table, file)
+        elif kind == "parquet":
+            parquet.write_table(table, path, row_group_size=6)
+        else:
+            feather.write_feather(table, path)
+        return read_table(path, "user", ["item", "rating"], ["item"], **more)
+
+    counted = kind not in ("dicts", "tables", "sqlite")  # those can be read once only
+    with pytest.raises(UserError, match="3 have an empty cell" if counted else "missing='skip'"):
+        read(full, "refused", **folder)
+    with pytest.warns(RunWarning, match="3 of 20 rows with an empty cell are left out .*, the first: row 4"):
+        found = read(full, "skipped", missing="skip", **folder)
+    wanted = read(whole, "whole", **({"out": tmp_path / "other"} if stored else {}))
+    assert {n: ids.tolist() for n, ids in found.vocabularies.items()} == {
+        n: ids.tolist() for n, ids in wanted.vocabularies.items()
+    }
+    for name, values in wanted.columns.items():
+        np.testing.assert_array_equal(values, found.columns[name])
+    np.testing.assert_array_equal(found.counts, wanted.counts)

@@ -78,3 +78,20 @@ def test_times_that_do_not_fit_are_refused(ids):
     table = pa.table({"user": [1], "time": pa.array([datetime.date(1600, 1, 1)])})
     with pytest.raises(UserError, match=r"column 'time' has times that .* cannot hold, as dates before 1677"):
         read_rows(table, "user", ids=ids)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 5, 8])
+@pytest.mark.parametrize(
+    ("kind", "batches"), [("time", 1), ("time", 3), ("list", 1), ("list", 3), ("text", 1)]
+)
+def test_a_time_that_cannot_be_read_is_in_the_row_that_is_told(bad, batches, kind):
+    days = [datetime.date(2000, 1, day) for day in range(1, 10)]
+    days[bad] = datetime.date(1600, 1, 1)
+    if kind == "text":
+        times = pa.array(["n/a" if day.year == 1600 else day.isoformat() for day in days])
+    else:
+        times = pa.array([[days[0 if bad else 1], day] for day in days] if kind == "list" else days)
+    whole = pa.table({"user": [1] * 9, "time": times})
+    parts = [whole.slice(9 // batches * number, 9 // batches) for number in range(batches)]
+    with pytest.raises(UserError, match=rf"row {bad}\b"):
+        read_rows(parts, "user")

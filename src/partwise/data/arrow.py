@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from partwise.data.checks import refuse, refuse_not_utf8
+from partwise.data.delimited import is_number
 from partwise.data.id_columns import Ids, checked_texts, encoded_ids, no_lists, one_length, to_lists
 from partwise.data.late_arrow import kinds, pa
 from partwise.data.ragged import owners
@@ -34,11 +35,18 @@ def arrow_ids(name: str, array: Any, first_row: int = 0, width: int | None = Non
 
 def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None = None) -> np.ndarray:
     """Read a column of numbers, or of lists of numbers of one length. Times become nanoseconds."""
+    return _numbers(name, array, first_row, width, lambda at: first_row + at)
+
+
+def _numbers(
+    name: str, array: Any, first_row: int, width: int | None, row: Callable[[int], int]
+) -> np.ndarray:
+    """The same. `row` gives the row of a value, for messages."""
     array = _whole(name, array, first_row)
     if not _is_list(array.type):
         if width is not None:
             raise no_lists(name, width, str(array.type))
-        return _flat_numbers(name, array, first_row)
+        return _flat_numbers(name, array, row)
     inner, lengths = _unlisted(name, array, first_row)
     if width is not None and np.all(lengths >= width):
         ends = np.cumsum(lengths)
@@ -50,7 +58,7 @@ def arrow_numbers(name: str, array: Any, first_row: int = 0, width: int | None =
             f"only ids can be filled up; give numbers of one length, or name the column in ids"
         )
     size = one_length(name, lengths, first_row)
-    numbers = arrow_numbers(name, inner, first_row)
+    numbers = _numbers(name, inner, first_row, None, lambda at: row(at // size))
     return numbers.reshape(len(array), size, *numbers.shape[1:])
 
 
@@ -101,17 +109,19 @@ def _flat_ids(name: str, array: pa.Array, row: Callable[[Any], int]) -> Ids:
         return Ids(checked_texts(name, encoded.dictionary.to_pylist(), places, row), places)
     if kinds.is_binary(kind) or kinds.is_large_binary(kind) or kinds.is_fixed_size_binary(kind):
         return encoded_ids(name, array.to_pylist(), row)
-    return encoded_ids(name, _flat_numbers(name, array, 0), row)
+    return encoded_ids(name, _flat_numbers(name, array, row), row)
 
 
-def _flat_numbers(name: str, array: pa.Array, first_row: int) -> np.ndarray:
+def _flat_numbers(name: str, array: pa.Array, row: Callable[[int], int]) -> np.ndarray:
     kind = array.type
     if kinds.is_temporal(kind) and not kinds.is_interval(kind):
-        array = _nanoseconds(name, array)
+        array = _nanoseconds(name, array, row)
     elif kinds.is_decimal(kind):
         array = array.cast(pa.float64())
     elif kinds.is_string(kind) or kinds.is_large_string(kind):
-        shown = f" ({array[0].as_py()!r}, row {first_row})" if len(array) else ""
+        texts = to_texts(name, array, row(0))
+        at = next((at for at, text in enumerate(texts) if not is_number(text)), 0)
+        shown = f" ({texts[at]!r}, row {row(at)})" if texts else ""
         raise UserError(
             f"column '{name}' holds text{shown}, but examples are numbers: give numbers, or in Python name it in "
             f"ids=('{name}',) to number its values, or leave it out"
@@ -121,7 +131,7 @@ def _flat_numbers(name: str, array: pa.Array, first_row: int) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)
 
 
-def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
+def _nanoseconds(name: str, array: pa.Array, row: Callable[[int], int]) -> pa.Array:
     """Times of any unit as whole numbers of nanoseconds, so that they can be compared. No unit is finer."""
     kind = array.type
     if kinds.is_time(kind):
@@ -131,9 +141,14 @@ def _nanoseconds(name: str, array: pa.Array) -> pa.Array:
     try:
         return array.cast(unit).cast(pa.int64())
     except pa.ArrowInvalid as error:
+        if len(array) > 1:  # the half with the first such time says in which row it is
+            half = len(array) // 2
+            _nanoseconds(name, array[:half], row)
+            _nanoseconds(name, array[half:], lambda at: row(half + at))
         raise UserError(
             f"column '{name}' has times that 64 bits of nanoseconds cannot hold, as dates before 1677 and after "
-            f"2262 ({error}): mend those rows, give whole numbers instead (days, say), or leave the column out"
+            f"2262, the first in row {row(0)} ({error}): mend those rows, give whole numbers instead (days, say), "
+            f"or leave the column out"
         ) from error
 
 

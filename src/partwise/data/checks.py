@@ -168,8 +168,9 @@ def refuse(
         return
     place = tuple(int(axis[0]) for axis in np.nonzero(bad))
     value = "" if array is None else f"{array[place]} in "
+    skip = ", or leave them out with missing='skip'" if what == "missing values" else ""
     client = "" if owners is None else f" of client {owners.text(place[0])}"
     raise UserError(
         f"column '{name}' has {int(bad.sum())} {what}, the first: {value}row {first_row + place[0]}{client}; "
-        "remove or mend those rows"
+        f"remove or mend those rows{skip}"
     )

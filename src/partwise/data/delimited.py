@@ -100,14 +100,19 @@ def _stream(
         yield from reader
 
 
-def find_bad_cell(file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str]) -> UserError | None:
-    """Read line by line to find the first bad cell. Returns the error that names it, or None."""
+def find_bad_cell(
+    file: Path, dialect: Dialect, names: Sequence[str], ids: Sequence[str], skips: bool = False
+) -> UserError | None:
+    """Read line by line to find the first bad cell. Returns the error that names it, or None. With `skips`, an
+    empty cell is not bad."""
 
     def check(where: str, name: str, cell: str) -> UserError | None:
+        if skips and not cell:
+            return None
         if name in ids and not _is_text(cell):
             other = "encoding='latin-1', and of the task 'ratings' --set data.encoding=latin-1"
             return _not_text(where, cell, f"{AS_UTF8}, or say what it is in: {other}")
-        good = cell if name in ids else _is_number(cell)
+        good = cell if name in ids else is_number(cell)
         return None if good else _bad_cell(where, name, cell, name in ids)
 
     return _find(file, dialect, names, check)
@@ -163,7 +168,8 @@ def _is_text(cell: str) -> bool:
     return True
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a text is a finite number or a date."""
     try:
         return math.isfinite(float(cell))
     except ValueError:

@@ -190,7 +190,10 @@ def bad_id(name: str, value: Any, row: int) -> UserError:
         or value is np.ma.masked
         or (isinstance(value, float | np.floating) and math.isnan(value))
     ):
-        return UserError(f"id column '{name}' has a missing value in row {row}: remove or mend that row")
+        return UserError(
+            f"id column '{name}' has a missing value in row {row}: remove or mend that row, or leave out all "
+            f"such rows with missing='skip'"
+        )
     if isinstance(value, bytes):
         return UserError(f"id column '{name}' has {value!r} in row {row}, which is not UTF-8: convert it")
     if isinstance(value, float | np.floating) and abs(value) >= EXACT and math.isfinite(value):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.compute as compute
     import pyarrow.csv as csv
     import pyarrow.ipc as ipc
     import pyarrow.parquet as parquet
@@ -26,7 +27,8 @@ else:
         def __getattr__(self, attribute: str) -> Any:
             return getattr(importlib.import_module(self._name), attribute)
 
-    names = ("pyarrow", "pyarrow.csv", "pyarrow.ipc", "pyarrow.parquet", "pyarrow.types")
-    pa, csv, ipc, parquet, kinds = map(_Later, names)
+    names = ("compute", "csv", "ipc", "parquet", "types")
+    compute, csv, ipc, parquet, kinds = (_Later(f"pyarrow.{name}") for name in names)
+    pa = _Later("pyarrow")
 
-__all__ = ["csv", "ipc", "kinds", "pa", "parquet"]
+__all__ = ["compute", "csv", "ipc", "kinds", "pa", "parquet"]

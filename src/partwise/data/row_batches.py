@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from partwise.data.arrow import arrow_ids, arrow_numbers, held_by
-from partwise.data.checks import Column, check_known, to_array
+from partwise.data.checks import Column, check_known, clean_columns, to_array
 from partwise.data.id_columns import Ids, to_ids
-from partwise.data.late_arrow import pa
-from partwise.types import UserError
+from partwise.data.late_arrow import compute, kinds, pa
+from partwise.types import UserError, counted
 
+Missing = Literal["refuse", "skip"]  # what is done with rows that have an empty cell in a column that is read
 Batch: TypeAlias = "pa.RecordBatch | pa.Table | Mapping[str, Any]"
 
 
@@ -26,6 +27,73 @@ class Wanted:
     lists: Mapping[str, int] = dataclasses.field(default_factory=dict)  # how many last ids of a list are kept
     # column -> what it held in the first batch (for example dates); the other batches must hold the same
     held: dict[str, str] = dataclasses.field(default_factory=dict)
+    missing: Missing = "refuse"
+    skipped: int = 0  # rows with an empty cell, so far
+    first_skipped: int = 0
+    read: int = 0  # rows, so far
+
+
+def cleaned(batch: Batch, client: str | None, plan: Wanted, first_row: int) -> tuple[Ids, dict[str, Column]]:
+    """The client ids and the columns of a batch, checked."""
+    whole = whole_rows(batch, plan, first_row)
+    try:
+        columns = to_columns(whole, plan, first_row)
+        num_rows = len(next(iter(columns.values()), ()))
+        owner = columns.pop(client) if client else np.zeros(num_rows, np.int64)
+        return clean_columns(owner, columns, plan.ids, first_row)
+    except UserError as error:
+        if whole is batch:
+            raise
+        told = "from row {first_row} on, rows with an empty cell are not counted"
+        raise UserError(f"{error} ({told.format(first_row=first_row)})") from error
+
+
+def whole_rows(batch: Batch, plan: Wanted, first_row: int) -> Batch:
+    """The batch without the rows that have an empty cell in a column that is read, if they are to be skipped. They
+    are counted in the plan."""
+    if plan.missing == "refuse" or not isinstance(batch, Mapping | pa.RecordBatch | pa.Table):
+        return batch
+    there = list(batch) if isinstance(batch, Mapping) else batch.schema.names
+    names = [name for name in (there if plan.names is None else plan.names) if name in there]
+    empty = np.any([_empty(batch[name]) for name in names], axis=0) if names else np.zeros(0, bool)
+    plan.read += len(empty)
+    if not empty.any():
+        return batch
+    plan.first_skipped = plan.first_skipped if plan.skipped else first_row + int(np.argmax(empty))
+    plan.skipped += int(empty.sum())
+    kept = np.flatnonzero(~empty)
+    if not isinstance(batch, Mapping):
+        return batch.filter(pa.array(~empty))
+    pick = lambda values: values[kept] if isinstance(values, np.ndarray) else [values[at] for at in kept]
+    return {name: pick(values) for name, values in batch.items()}
+
+
+def tell_skipped(plan: Wanted) -> str:
+    """How many rows were skipped, in words; empty if none was."""
+    if not plan.skipped:
+        return ""
+    return (
+        f"{plan.skipped:,} of {counted(plan.read, 'row')} with an empty cell are left out (missing = skip), the "
+        f"first: row {plan.first_skipped}"
+    )
+
+
+def _empty(values: Any) -> np.ndarray:
+    """Which rows have no value: none, NaN, or a text without letters."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        text = kinds.is_string(values.type) or kinds.is_large_string(values.type)
+        empty = values.is_null(nan_is_null=kinds.is_floating(values.type))
+        if text:
+            empty = compute.or_(empty, compute.equal(compute.fill_null(values, ""), ""))
+        return np.asarray(empty.to_numpy(zero_copy_only=False) if isinstance(empty, pa.Array) else empty)
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and not np.ma.isMaskedArray(values):
+        return np.zeros(len(values), bool)
+    return np.array([_no_value(value) for value in values], bool)
+
+
+def _no_value(value: Any) -> bool:
+    nan = isinstance(value, float | np.floating) and np.isnan(value)
+    return value is None or value is np.ma.masked or nan or (isinstance(value, str) and not value)
 
 
 def to_columns(batch: Batch, plan: Wanted, first_row: int = 0) -> dict[str, Column]:

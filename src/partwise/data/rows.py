@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from partwise.data.build import build_store
-from partwise.data.checks import Column, check_sortable, clean_columns
+from partwise.data.checks import Column, check_sortable
 from partwise.data.id_columns import EXACT, Ids, join_columns
 from partwise.data.ids import check_listed, vocabulary_names
 from partwise.data.late_arrow import pa
-from partwise.data.row_batches import Batch, Wanted, to_columns
+from partwise.data.row_batches import Batch, Missing, Wanted, cleaned, tell_skipped
 from partwise.data.store import CLIENT_COLUMN, ClientStore, group_rows
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError, unknown
 
 ROWS_AT_ONCE = 1 << 16
 Row = Mapping[str, Any]  # column -> a number, an id, a list of ids, or numbers of one shape
@@ -31,6 +32,7 @@ def read_rows(
     out: str | Path | None = None,
     order_by: str | None = None,
     lists: Mapping[str, int] | None = None,
+    missing: Missing = "refuse",
 ) -> ClientStore:
     """Read rows from a program, in any order, into a store.
 
@@ -44,6 +46,8 @@ def read_rows(
             store is in memory.
         order_by: A column by which each client's rows are sorted.
         lists: For lists of ids of different lengths: {"past": 20} keeps the last 20 and pads with -1.
+        missing: "skip" leaves out rows with an empty cell (none, NaN, no text) in a column that is read, and warns
+            with their number. By default they are refused.
 
     Returns:
         The store.
@@ -54,10 +58,18 @@ def read_rows(
     batches = _batches(iter(tables))
     first = list(itertools.islice(batches, 1))
     there = _names(first[0]) if first else []
-    plan = plan_columns(there, client, columns, ids, order_by, lists)
-    cleaned = _cleaned(itertools.chain(first, batches), client, plan)
+    plan = plan_columns(there, client, columns, ids, order_by, lists, missing)
+    found = _cleaned(itertools.chain(first, batches), client, plan)
     kept = kept_columns(there, client, columns, ids)
-    return gather_batches(cleaned, client, ids, out, order_by, {"source": "rows"}, kept)
+    store = gather_batches(found, client, ids, out, order_by, {"source": "rows"}, kept)
+    warn_of_skipped(plan)
+    return store
+
+
+def warn_of_skipped(plan: Wanted, place: str = "") -> None:
+    """Warn of rows that were left out."""
+    if plan.skipped:
+        warnings.warn(f"{place}{tell_skipped(plan)}", RunWarning, stacklevel=3)
 
 
 def kept_columns(
@@ -75,6 +87,7 @@ def plan_columns(
     ids: IdNames,
     order_by: str | None,
     lists: Mapping[str, int] | None,
+    missing: Missing = "refuse",
 ) -> Wanted:
     """What is read: the kept columns, the client column, and the column by which rows are sorted."""
     check_listed("columns", columns)
@@ -95,7 +108,9 @@ def plan_columns(
                 f"lists has {name!r}: {width}; give columns that are kept ({', '.join(kept)}), each with a room of "
                 f"at least 1"
             )
-    return Wanted(tuple(read), (*([client] if client else []), *names), dict(lists or {}))
+    if missing not in get_args(Missing):
+        raise unknown("value of missing", missing, get_args(Missing))
+    return Wanted(tuple(read), (*([client] if client else []), *names), dict(lists or {}), missing=missing)
 
 
 def gather_batches(
@@ -185,7 +200,7 @@ def _cleaned(batches: Iterable[Batch], client: str, plan: Wanted) -> Iterator[di
     """Only the columns that are read. Errors name the row."""
     first_row = 0
     for batch in batches:
-        found = to_columns(batch, plan, first_row)
-        owner, columns = clean_columns(found.pop(client), found, plan.ids, first_row)
+        skipped = plan.skipped
+        owner, columns = cleaned(batch, client, plan, first_row)
         yield {client: owner, **columns}
-        first_row += len(owner)
+        first_row += len(owner) + plan.skipped - skipped

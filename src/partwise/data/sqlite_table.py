@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from partwise.data.checks import check_known
 from partwise.data.reading import reading, regular
+from partwise.data.row_batches import Missing
 from partwise.data.rows import read_rows
 from partwise.data.store import ClientStore
 from partwise.types import UserError, unknown
@@ -60,9 +61,14 @@ def sqlite_names(place: SqlitePlace) -> list[str]:
 
 
 def read_sqlite(
-    place: SqlitePlace, columns: Sequence[str], ids: Sequence[str], lists: Mapping[str, int] | None = None
+    place: SqlitePlace,
+    columns: Sequence[str],
+    ids: Sequence[str],
+    lists: Mapping[str, int] | None = None,
+    missing: Missing = "refuse",
 ) -> ClientStore:
-    """These columns of all rows, in their order, as rows of one client. `lists` is as in `read_rows`."""
+    """These columns of all rows, in their order, as rows of one client. `lists` and `missing` are as in
+    `read_rows`."""
     there = sqlite_names(place)
     with _opened(place) as connection:
         check_known(columns, there)
@@ -71,7 +77,9 @@ def read_sqlite(
         first = list(itertools.islice(rows, 1))
         if not first:
             raise UserError(f"{place} has no rows: give at least one client with one example")
-        return read_rows(itertools.chain(first, rows), ONE, list(columns), list(ids), lists=lists)
+        return read_rows(
+            itertools.chain(first, rows), ONE, list(columns), list(ids), lists=lists, missing=missing
+        )
 
 
 @contextlib.contextmanager

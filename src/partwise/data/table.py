@@ -7,10 +7,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from partwise.data.arrow import holds_lists
-from partwise.data.checks import Column, check_known, clean_columns
+from partwise.data.checks import Column, check_known
 from partwise.data.delimited import (
     AS_UTF8,
     DELIMITERS,
@@ -24,12 +22,12 @@ from partwise.data.delimited import (
 )
 from partwise.data.late_arrow import ipc, kinds, pa, parquet
 from partwise.data.object_store import Place, is_address, shown_place
-from partwise.data.reading import existing, naming, reading, regular
+from partwise.data.reading import existing, naming, read_errors, reading, regular
 from partwise.data.remote_tables import check_room, open_table, remote_tables
-from partwise.data.row_batches import Wanted, to_columns
-from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns
+from partwise.data.row_batches import Missing, Wanted, cleaned, whole_rows
+from partwise.data.rows import IdNames, gather_batches, kept_columns, plan_columns, warn_of_skipped
 from partwise.data.store import ClientStore
-from partwise.types import UserError
+from partwise.types import UserError, counted
 
 File = Path | Place
 ARROW = (".arrow", ".feather")  # Arrow's file format (Feather version 2 is that), or its streaming format
@@ -48,6 +46,7 @@ def read_table(
     lists: Mapping[str, int] | None = None,
     delimiter: str | None = None,
     encoding: str = UTF8,
+    missing: Missing = "refuse",
 ) -> ClientStore:
     """Read a table, in any order of rows, into a store.
 
@@ -64,6 +63,8 @@ def read_table(
         lists: For lists of ids of different lengths: {"past": 20} keeps the last 20 and pads with -1.
         delimiter: The delimiter of .csv and .tsv files, if it is not comma and tab.
         encoding: The encoding of .csv and .tsv files.
+        missing: "skip" leaves out rows with an empty cell in a column that is read, and warns with their number. By
+            default they are refused.
 
     Returns:
         The store. Dates and times in it are whole numbers, in nanoseconds.
@@ -72,14 +73,16 @@ def read_table(
     dialect = _dialect(files[0], delimiter, encoding)
     there, place = _names(files[0], dialect), shown_place(path)
     with naming(place):
-        plan = plan_columns(there, client, columns, ids, order_by, lists)
+        plan = plan_columns(there, client, columns, ids, order_by, lists, missing)
         _check_header(plan.names or (), there, dialect)
         remote = [file for file in files if isinstance(file, Place)]
         if remote and out is None:
             check_room(remote, plan.names or ())
         batches = (batch for file in files for batch in _checked(file, dialect, client, plan))
         kept = kept_columns(there, client, columns, ids)
-        return gather_batches(batches, client, ids, out, order_by, {"source": place}, kept)
+        store = gather_batches(batches, client, ids, out, order_by, {"source": place}, kept)
+    warn_of_skipped(plan, f"{place}: ")
+    return store
 
 
 def column_names(path: str | Path, delimiter: str | None = None, encoding: str = UTF8) -> list[str]:
@@ -209,15 +212,30 @@ def _checked(
     try:
         with reading(file, f"is it a whole {_kind(file)} file?"):
             for batch in _reader(file, dialect)(names, plan.ids):
-                columns = to_columns(batch, plan, first_row)
-                owner = columns.pop(client) if client else np.zeros(batch.num_rows, np.int64)
-                owner, cleaned = clean_columns(owner, columns, plan.ids, first_row)
-                yield {client: owner, **cleaned} if client else cleaned
+                owner, columns = cleaned(batch, client, plan, first_row)
+                yield {client: owner, **columns} if client else columns
                 first_row += batch.num_rows
     except UserError as error:
-        if dialect is None or isinstance(file, Place):
-            raise
-        raise find_bad_cell(file, dialect, names, plan.ids) or error from error.__cause__
+        found, skips = error, plan.missing == "skip"
+        if dialect is not None and not isinstance(file, Place):
+            found = find_bad_cell(file, dialect, names, plan.ids, skips) or error
+        told = "" if skips else _tell_empty(file, dialect, plan)
+        raise (UserError(f"{found}{told}") if told else found) from error.__cause__
+
+
+def _tell_empty(file: File, dialect: Dialect | None, plan: Wanted) -> str:
+    """How many rows of a file that was refused have an empty cell, in words; empty if none has one."""
+    counting = Wanted(plan.names, plan.ids, missing="skip")
+    with contextlib.suppress(UserError, *read_errors()):
+        for batch in _reader(file, dialect)(plan.names or (), plan.ids):
+            whole_rows(batch, counting, counting.read)
+    if not counting.skipped:
+        return ""
+    return (
+        f". Of {counted(counting.read, 'row')}, {counting.skipped:,} have an empty cell in a column that is read, "
+        f"the first: row {counting.first_skipped}. To leave them out: missing='skip' (of a task: --set "
+        f"data.missing=skip)"
+    )
 
 
 def _reader(

@@ -146,6 +146,7 @@ def _form(config: Config, setting: Setting, offer: Offer) -> Form:
         shapes={name: tuple(shape) for name, shape in offer.shapes.items()},
         client_column=None if client in names.values() else client,
         dialect={name: config.data[name] for name in ("delimiter", "encoding") if name in config.data},
+        missing=config.data.get("missing", "refuse"),
     )
 
 

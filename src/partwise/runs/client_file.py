@@ -15,6 +15,7 @@ from partwise.data.checks import narrow
 from partwise.data.ids import look_up, typed
 from partwise.data.ragged import offsets
 from partwise.data.reading import naming
+from partwise.data.row_batches import Missing
 from partwise.data.sqlite_table import read_sqlite, sqlite_names, sqlite_place
 from partwise.data.store import CLIENT_COLUMN, ClientStore
 from partwise.data.table import column_names, is_delimited, list_columns, read_table
@@ -56,6 +57,7 @@ class Form(NamedTuple):
     shapes: Mapping[str, tuple[int, ...]]  # column of the model -> shape of one row's value
     client_column: str | None  # the column of the file that names the client of a row
     dialect: Mapping[str, Any]  # for text files
+    missing: Missing = "refuse"  # what is done with rows that have an empty cell
 
 
 class AnyTable(NamedTuple):
@@ -86,13 +88,14 @@ def readable(
     return [name for name in names if name in table.names and (name in ids or _can_be_read(table, name))]
 
 
-def _opened(path: str | Path, dialect: Mapping[str, Any]) -> AnyTable:
+def _opened(path: str | Path, dialect: Mapping[str, Any], missing: Missing = "refuse") -> AnyTable:
     """A table; the dialect is that of the training data, which matters if the table is a text file."""
     place = sqlite_place(path)
     if place is not None:
-        return AnyTable(sqlite_names(place), [], partial(read_sqlite, place))
+        return AnyTable(sqlite_names(place), [], partial(read_sqlite, place, missing=missing))
     dialect = dialect if is_delimited(path) else {}
-    read = lambda columns, ids, lists: read_table(path, None, columns, ids, lists=lists, **dialect)
+    how: Any = {**dialect, "missing": missing}
+    read = lambda columns, ids, lists: read_table(path, None, columns, ids, lists=lists, **how)
     return AnyTable(column_names(path, **dialect), list_columns(path), read)
 
 
@@ -146,7 +149,7 @@ def read_clients(path: str | Path, form: Form, client_id: str | None = None) -> 
 
 def _read(path: str | Path, form: Form) -> Rows:
     """All rows of a table. Raises `UserError` if its columns do not have the shapes of the model's."""
-    names, vocabularies, table = form.names, form.vocabularies, _opened(path, form.dialect)
+    names, vocabularies, table = form.names, form.vocabularies, _opened(path, form.dialect, form.missing)
     keys = [name for name in names if name in vocabularies]
     _check_lists(path, form, table)
     room = {names[name]: form.shapes[name][0] for name in keys if form.shapes.get(name)}

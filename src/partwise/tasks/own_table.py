@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
+from partwise.data import row_batches
 from partwise.data.store import ClientStore, is_store, open_store
 from partwise.data.table import HEADER, column_names, is_delimited, read_table
 from partwise.types import UserError, unknown
@@ -15,10 +16,16 @@ ClientColumn = Annotated[str, "the column that names the client"]
 ItemColumn = Annotated[str, "the column of items"]
 Delimiter = Annotated[str | None, "between the columns of a .csv or .tsv file, if not , or a tab"]
 Encoding = Annotated[str, "of a .csv or .tsv file"]
+Missing = Annotated[row_batches.Missing, "rows with an empty cell: refuse the table, or skip and count them"]
 
 
 def read_own_table(
-    task: str, data: str | None, named: Mapping[str, str], delimiter: str | None, encoding: str
+    task: str,
+    data: str | None,
+    named: Mapping[str, str],
+    delimiter: str | None,
+    encoding: str,
+    missing: Missing = "refuse",
 ) -> ClientStore:
     """Read the table of a task.
 
@@ -29,6 +36,7 @@ def read_own_table(
             of the options.
         delimiter: Between the columns of a .csv or .tsv file; None for the usual one.
         encoding: Of a .csv or .tsv file.
+        missing: What is done with rows that have an empty cell.
     """
     if data is None:
         raise UserError(
@@ -40,8 +48,8 @@ def read_own_table(
         return store.rename({column: names[column] for column in names if column in store.columns})
     _check_distinct(named)
     _check_named(data, named, column_names(data, delimiter, encoding))
-    dialect = {"delimiter": delimiter, "encoding": encoding}
-    return read_table(data, named["client"], list(names), ids=[named["item"]], **dialect).rename(names)
+    how: Any = {"delimiter": delimiter, "encoding": encoding, "missing": missing}
+    return read_table(data, named["client"], list(names), ids=[named["item"]], **how).rename(names)
 
 
 def _check_distinct(named: Mapping[str, str]) -> None:
