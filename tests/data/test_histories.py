@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partwise.data.histories import History, next_examples, num_repeats, with_histories
+from partwise.data.histories import History, next_examples, with_histories
+from partwise.data.repeats import num_repeats
 from partwise.data.store import ClientStore
 
 HISTORIES = {"history": History("item", 3)}

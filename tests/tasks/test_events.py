@@ -80,9 +80,33 @@ def test_events_are_ordered_by_time_if_there_is_one():
 def test_items_come_again_if_clients_take_them_again(events):
     once = ClientStore.from_arrays(np.repeat(np.arange(3), 4), item=np.tile(np.arange(4), 3), ids=["item"])
     assert events_task(once, **SMALL).options["again"] is False
-    assert events_task(events, **SMALL).options["again"] is True
-    with pytest.raises(UserError, match="events are of items that the client had before"):
-        events_task(events, again=False, **SMALL)
+    assert events_task(once, **SMALL).notes == events_task(once, again=False, **SMALL).notes
+    often = events_task(events, **SMALL)
+    assert often.options["again"] is often.loaded["again"] is True
+    assert "so items are recommended again" in often.notes[-1]
+    assert events_task(events, again=False, **SMALL).options["again"] is False
+
+
+def test_one_event_that_is_there_twice_changes_its_client_alone():
+    """Any row of a hundred and more is copied: what is decided, and what others are found, stay."""
+    rng = np.random.default_rng(0)
+    items = np.concatenate([rng.permutation(12)[:6] for _ in range(24)])
+    columns = {"user": np.repeat(np.arange(24), 6), "item": items, "time": np.tile(np.arange(6.0), 24)}
+    found = []
+    for copied in (None, 7, 65):
+        rows = np.append(np.arange(len(items)), [] if copied is None else copied).astype(int)
+        own = {name: values[rows] for name, values in columns.items()}
+        store = ClientStore.from_arrays(own.pop("user"), ids=["item"], **own)
+        task, config = resolve(events_task(store, model="two_tower", **SMALL), None, {})
+        assert config.data["again"] is task.options["again"] is False
+        assert ("1 of 145 events" in task.notes[-1]) == (copied is not None)
+        shapes = task.personal.partition.server_shapes
+        params = {path: np.full(leaf.shape, 0.1, np.float32) for path, leaf in shapes.items()}
+        params["item_bias"] = np.arange(12, dtype=np.float32)
+        found.append(make_evaluator(prepare(task, config), config, task.test)(params))
+    for other in found[1:]:
+        for name in ("hit@10", "ndcg@10", "mrr", "loss"):
+            assert abs(other[name] - found[0][name]) <= max(1, found[0][name]) / 24, name
 
 
 @pytest.mark.parametrize(
@@ -175,10 +199,14 @@ def test_holding_all_rows_is_the_full_softmax(events):
     assert fewer < whole
 
 
-def test_a_model_of_popularity_has_the_metrics_of_the_baseline(events):
-    """Full ranking in the evaluator against a loop over clients: biases as counts, vectors of zero."""
+@pytest.mark.parametrize("again", [True, False])
+def test_a_model_of_popularity_has_the_metrics_of_the_baseline(events, again):
+    """Full ranking in the evaluator against a loop over clients: biases as counts, vectors of zero. What is not
+    recommended again is not found."""
     task, config = resolve(
-        events_task(events, model="two_tower", **SMALL), None, {"reconstruct.method": "skip"}
+        events_task(events, model="two_tower", dim=4, length=30, again=again),
+        None,
+        {"reconstruct.method": "skip"},
     )
     server, _ = task.personal.partition.split(task.personal.model.init(jax.random.key(0)))
     counts = np.bincount(

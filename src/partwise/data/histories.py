@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partwise.data.ragged import last_of, offsets, owners, ranks
+from partwise.data.ragged import last_of, offsets, ranks
 from partwise.data.store import ClientStore
 
 
@@ -61,10 +61,3 @@ def next_examples(store: ClientStore, histories: Mapping[str, History]) -> Clien
     return dataclasses.replace(
         packed, columns=columns, vocabularies=vocabularies | kept, starts=offsets(one), counts=one
     )
-
-
-def num_repeats(store: ClientStore, column: str) -> int:
-    """How many events have an id that the same client had before."""
-    packed = store if store.packed() else store.gather()
-    values, client = packed.columns[column].astype(np.int64), owners(packed.counts)
-    return len(values) - len(np.unique(client * (int(values.max(initial=0)) + 1) + values))

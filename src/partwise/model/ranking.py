@@ -27,6 +27,7 @@ from partwise.types import UserError
 
 PLACES = (5, 10)  # the k of metrics at k
 Rank = Callable[[jax.Array, Batch], jax.Array]
+Never = Callable[[Batch], jax.Array]  # batch -> [B]: whether the right item is one that is not recommended
 
 
 class Negatives(NamedTuple):
@@ -100,16 +101,17 @@ def parse_loss(text: str) -> Loss:
     )
 
 
-def rank_of(target: Callable[[Batch], jax.Array]) -> Rank:
+def rank_of(target: Callable[[Batch], jax.Array], never: Never | None = None) -> Rank:
     """(scores [B, n], batch) -> [B]: the place of the right item, 1 for the best. Of equal scores, the right item
     has the middle place, so that a model that scores all alike gains nothing by it. A score that is not a number
-    ranks last."""
+    ranks last, and so does a right item that is `never` recommended."""
 
     def rank(scores: jax.Array, batch: Batch) -> jax.Array:
         own = score_of(scores, target(batch))[:, None]
         before = jnp.sum(scores > own, axis=-1)
         equal = jnp.maximum(jnp.sum(scores == own, axis=-1) - 1, 0)
-        return jnp.where(jnp.isnan(own[:, 0]), scores.shape[-1], 1 + before + equal / 2)
+        last = jnp.isnan(own[:, 0]) if never is None else jnp.isnan(own[:, 0]) | never(batch)
+        return jnp.where(last, scores.shape[-1], 1 + before + equal / 2)
 
     return rank
 
@@ -144,11 +146,20 @@ def first(scores: jax.Array, k: int) -> jax.Array:
     return jnp.pad(items, ((0, 0), (0, k - most)), constant_values=-1)
 
 
-def coverage(target: Callable[[Batch], jax.Array], num_items: int, k: int) -> Pooled:
+def coverage(
+    target: Callable[[Batch], jax.Array], num_items: int, k: int, never: Never | None = None
+) -> Pooled:
     """Coverage@k: the share of the catalogue that is among the first k of at least one example. It is no mean over
     examples, and says nothing of what is right: a model that recommends the same k items to all covers k / K."""
+
+    def listed(scores: jax.Array, batch: Batch) -> jax.Array:
+        if never is None:
+            return first(scores, k)
+        hidden = never(batch)[:, None] & (jnp.arange(scores.shape[-1]) == target(batch)[:, None])
+        return first(jnp.where(hidden, NOTHING, scores), k)
+
     return Pooled(
-        lambda scores, batch: first(scores, k),
+        listed,
         target,
         lambda items, right: share_of_catalogue(items, num_items),
         each=jax.ShapeDtypeStruct((k,), jnp.int32),
@@ -182,14 +193,14 @@ def sampled(rank: Rank, k: int, negatives: int, gain: Callable[[Any], Any]) -> M
 
 
 def ranking_metrics(
-    target: Callable[[Batch], jax.Array], num_items: int, negatives: int = 0
+    target: Callable[[Batch], jax.Array], num_items: int, negatives: int = 0, never: Never | None = None
 ) -> Mapping[str, Metric | Pooled]:
     """The usual metrics of a ranking of all items. With `negatives`, also those of sampled ranking, labelled as
-    biased."""
-    rank = rank_of(target)
+    biased. A right item that is `never` recommended is not found."""
+    rank = rank_of(target, never)
     full: dict[str, Metric | Pooled] = {f"ndcg@{k}": ndcg(rank, k) for k in reversed(PLACES)}
     full |= {f"hit@{k}": hit(rank, k) for k in reversed(PLACES)} | {"mrr": mrr(rank)}
-    full |= {"coverage@10": coverage(target, num_items, 10)}
+    full |= {"coverage@10": coverage(target, num_items, 10, never)}
     if not negatives:
         return full
     gains = {"ndcg": lambda place: 1 / jnp.log2(1 + place), "hit": jnp.ones_like}

@@ -143,9 +143,16 @@ def _recommender(shape: Shape, init_encoder: Callable[[jax.Array], Any], encode:
         init,
         predict,
         lambda scores, batch: full_losses(scores, batch["item"]),
-        ranking_metrics(lambda batch: batch["item"], shape.num_items, shape.sampled),
+        ranking_metrics(
+            lambda batch: batch["item"], shape.num_items, shape.sampled, None if shape.again else _in_history
+        ),
         train_loss=train_loss,
     )
+
+
+def _in_history(batch: Batch) -> jax.Array:
+    """[B]: whether the right item is one of the history."""
+    return jnp.any(batch["history"] == batch["item"][:, None], axis=1)
 
 
 def _scores(params: Any, hidden: jax.Array) -> jax.Array:
