@@ -46,9 +46,16 @@ def write(path, rows, header=HEADER):
     return str(path)
 
 
+def names_for(settings):
+    """The names of the columns; that of the times, if some option reads them."""
+    timed = settings.get("data.order") == "time" or "data.seen" in settings
+    return {key: name for key, name in NAMES.items() if timed or key != "data.time"}
+
+
 def founded(folder, rows, settings, name="ratings"):
     """A run on a table: its task, its configuration, and what devices are told."""
-    task, config = resolve(name, write(folder / "all.csv", rows), NAMES | {"cohort.size": 4} | settings)
+    named = names_for(settings) | {"cohort.size": 4} | settings
+    task, config = resolve(name, write(folder / "all.csv", rows), named)
     found_run(task, config, folder / "run")
     run = open_run(folder / "run")
     run.hub.close()
@@ -69,6 +76,7 @@ def assert_same_rows(found, place, wanted, position):
     [
         {},
         {"data.seed": 7},
+        {"data.duplicates": "mean"},
         {"data.order": "time"},
         {"data.order": "as is"},
         {"data.seen": True, "algorithm": "fed_rep"},
@@ -116,9 +124,8 @@ def test_the_model_is_the_plain_backends_with_tables_as_they_came(tmp_path, serv
         "split.kind": "alternate",
     }
     settings |= {"split.batch_size": 2, "update.batch_size": 2}
-    task, config = resolve(
-        "ratings", write(tmp_path / "all.csv", rows), NAMES | {"cohort.size": 4} | settings
-    )
+    named = names_for(settings) | {"cohort.size": 4} | settings
+    task, config = resolve("ratings", write(tmp_path / "all.csv", rows), named)
     task = task._replace(train=task.train.take(np.argsort(task.train.client_ids.astype(str))))
     prepared = prepare(task, config)
     found_run(task, config, tmp_path / "run")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,8 +12,8 @@ from partwise.runs.evaluation import evaluate_run
 from partwise.runs.personal import Personal
 from partwise.runs.train import train
 from partwise.tasks import load_task
-from partwise.tasks.ratings import ratings_task
-from partwise.types import UserError
+from partwise.tasks.ratings import ratings_task, training_rows
+from partwise.types import RunWarning, UserError
 
 NUM_ITEMS = 12
 QUICK = {"rounds": 60, "simulation.lanes": 4, "simulation.evaluate_every": 0}
@@ -114,7 +116,7 @@ def test_seen_users_have_an_algorithm_that_can_judge_them(liked_folder):
 def test_a_preset_cannot_change_a_task_that_is_made():
     with pytest.raises(UserError, match=r"data.dim = 50 cannot change a Task object"):
         train(ratings_task(made()), preset="paper")
-    paper = {"dim": 50, "initial": "random", "biases": False, "normalize": False}
+    paper = {"dim": 50, "initial": "random", "biases": False, "normalize": False, "max_examples": 300}
     made_for_it = ratings_task(made(), **paper)
     run = train(made_for_it, preset="paper", changes={"rounds": 1, "cohort.size": 16})
     assert (run.config.reconstruct.method, run.config.server.optimizer) == ("steps", "sgd")
@@ -132,7 +134,7 @@ def test_options_that_were_resolved_are_recorded(name, liked_folder):
     [
         ({"client": "item"}, "client", "item", "item"),
         ({"item": "user"}, "client", "item", "user"),
-        ({"time": "rating"}, "rating", "time", "rating"),
+        ({"time": "rating", "order": "time"}, "rating", "time", "rating"),
         ({"rating": "user"}, "client", "rating", "user"),
     ],
 )
@@ -219,3 +221,98 @@ def test_a_task_without_a_setting_on_the_server_says_how_to_get_one(order, remed
         UserError, match=rf"has local parameters \(user, user_bias\) and no setting .*{remedy}"
     ):
         train(task, algorithm="fed_avg")
+
+
+def with_copies(store, share, seed=1, change=0.0):
+    """The same table with copies of some rows behind the others, perhaps with other ratings."""
+    rng = np.random.default_rng(seed)
+    packed, owner = store.gather(), np.repeat(np.arange(store.num_clients), store.counts)
+    copied = rng.permutation(packed.num_examples)[: int(share * packed.num_examples)]
+    rows = np.append(np.arange(packed.num_examples), copied)
+    rating = packed.columns["rating"][rows]
+    rating[packed.num_examples :] += change
+    item = packed.vocabularies["item"][packed.columns["item"][rows]]
+    return ClientStore.from_arrays(
+        packed.client_ids[owner[rows]], ids=("item",), item=item, rating=rating.astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("duplicates", ["last", "mean"])
+@pytest.mark.parametrize("seen", [False, True])
+def test_copies_of_rows_change_nothing(duplicates, seen):
+    """Copies of 30 % of the rows give the very same training, validation and test examples."""
+    plain = ratings_task(made(), seen=seen)
+    with pytest.warns(
+        RunWarning, match=r"64 rows of an item that the client rated before, as client \d+: item"
+    ):
+        copied = ratings_task(with_copies(made(), 0.3), duplicates=duplicates, seen=seen)
+    for part in ("train", "validation", "test"):
+        one, other = getattr(plain, part).gather(), getattr(copied, part).gather()
+        np.testing.assert_array_equal(one.counts, other.counts)
+        for name, values in one.columns.items():
+            np.testing.assert_array_equal(values, other.columns[name], err_msg=name)
+    assert dict(plain.options) == dict(copied.options)
+
+
+def test_of_other_ratings_of_an_item_the_last_or_the_mean_is_used():
+    """By a loop over a dictionary, by the order of rows and by time."""
+    rng = np.random.default_rng(3)
+    user, item = rng.integers(0, 20, 300), rng.integers(0, 9, 300)
+    rating, time = rng.integers(1, 6, 300).astype(np.float32), rng.permutation(300)
+    store = ClientStore.from_arrays(user, ids=("item",), item=item, rating=rating, time=time)
+    for order in ("shuffle", "time"):
+        given: dict[tuple[int, int], list[float]] = {}
+        for row in range(300) if order == "shuffle" else np.argsort(time):
+            given.setdefault((int(user[row]), int(item[row])), []).append(float(rating[row]))
+        for kept, of in (("last", lambda each: each[-1]), ("mean", np.mean)):
+            with pytest.warns(RunWarning, match="of an item that the client rated before"):
+                task = ratings_task(store, order=order, duplicates=kept)
+            found = {}
+            for part in (task.train, task.validation, task.test):
+                for place, client in enumerate(part.client_ids.tolist()):
+                    mine = part.examples(place)
+                    ids = store.vocabularies["item"][mine["item"]].tolist()
+                    found |= {(client, id): r for id, r in zip(ids, mine["rating"].tolist(), strict=True)}
+            assert found == {pair: pytest.approx(of(each)) for pair, each in given.items()}
+
+
+def test_a_client_s_own_file_and_a_device_s_table_are_read_as_in_training(run, tmp_path):
+    """Copies and earlier ratings in it change nothing, neither in the local part nor in the rows that train."""
+    once, twice = tmp_path / "once.csv", tmp_path / "twice.csv"
+    once.write_text("item,rating\n3,4\n5,2\n7,3\n")
+    twice.write_text("item,rating\n3,1\n5,2\n3,4\n7,3\n7,3\n")
+    me = run.personal
+    first = me.personalize(me.read(once, ("item", "rating")))
+    with pytest.warns(RunWarning, match="2 rows of an item that the client rated before"):
+        second = me.personalize(me.read(twice, ("item", "rating")))
+    for path, leaf in first.items():
+        np.testing.assert_array_equal(leaf, second[path])
+    rows = [
+        training_rows(me.read(file, ("item", "rating")).examples, run.task.loaded).columns
+        for file in (once, twice)
+    ]
+    for name, values in rows[0].items():
+        np.testing.assert_array_equal(values, rows[1][name])
+
+
+def test_a_rating_far_from_all_others_is_named():
+    store = made()
+    packed = store.gather()
+    columns = {**packed.columns, "rating": packed.columns["rating"].copy()}
+    ratings_task(dataclasses.replace(packed, columns=columns))  # says nothing
+    columns["rating"][5] = 9999
+    where = f"client {packed.client_ids[np.searchsorted(np.cumsum(packed.counts), 5, side='right')]}, item "
+    where += str(packed.vocabularies["item"][columns["item"][5]])
+    with pytest.warns(RunWarning, match=rf"1 rating far from nearly all others, .*: 9999 \({where}\)"):
+        ratings_task(dataclasses.replace(packed, columns=columns))
+
+
+def test_a_column_of_times_that_no_option_reads_is_refused(tmp_path):
+    (tmp_path / "r.csv").write_text(
+        "user,item,rating,when\n" + "".join(f"{k % 20},i{k},1,{k}\n" for k in range(60))
+    )
+    load = lambda **options: load_task("ratings", str(tmp_path / "r.csv"), time="when", **options)
+    with pytest.raises(UserError, match=r"data.time = when would have no effect: with data.order = shuffle"):
+        load()
+    assert load(order="time").train.num_examples == 48
+    assert load(seen=True).test.num_examples == 20

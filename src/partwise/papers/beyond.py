@@ -48,7 +48,7 @@ OF_THROUGH = (
 def steps() -> list[Variant]:
     """The trainings, each with what it adds to the one before."""
     added = {
-        "own options": {"rounds": INFORMED["rounds"]},
+        "own options": {key: INFORMED[key] for key in ("rounds", "data.max_examples")},
         "+ update through the reconstruction": {key: INFORMED[key] for key in OF_THROUGH},
         "+ genres and years": {"data.movies": True},
         "+ gender, age, occupation": {"data.users": True},

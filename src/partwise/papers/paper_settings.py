@@ -47,7 +47,7 @@ def paper_settings(
     for name, preset in SETTINGS.items():
         task, config = resolve(TASK, data, changes, preset)
         shown = lambda status, name=name: progress(status._replace(part=name))
-        found = _train(task, config, seeds, {k: _rich(whole.test, k) for k in known}, shown)
+        found = _train(task, config, seeds, whole.test, {k: _rich(whole.test, k) for k in known}, shown)
         rows += [own_row(name, metric, values) for metric, values in found.items()]
     rows += [own_row("mean rating", _known(k), [_of_mean(whole, k)]) for k in known]
     _draw(out / "paper-settings.png", rows, known, quick)
@@ -81,12 +81,17 @@ def _data(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train(
-    task: Task, config: Config, seeds: Sequence[int], rich: Mapping[int, ClientStore], progress: OnStatus
+    task: Task,
+    config: Config,
+    seeds: Sequence[int],
+    test: ClientStore,
+    rich: Mapping[int, ClientStore],
+    progress: OnStatus,
 ) -> dict[str, list[float]]:
     """The values of every metric, one for each seed. A training that diverges raises `UserError`."""
     prepared = prepare(task, config)
     simulation = make_simulation(prepared, config)
-    evaluate = make_evaluator(prepared, config, task.test)
+    evaluate = make_evaluator(prepared, config, test)
     judges = {k: judge(task, config, store, k) for k, store in rich.items()}
     found: dict[str, list[float]] = {}
     for seed in seeds:

@@ -31,6 +31,7 @@ from partwise.types import UserError
 TASK, METRIC = "movielens", "rmse"
 ROUNDS, EVERY, COHORT, WAIT, LARGER = 500, 25, 100, 48, 1000
 EPSILONS, CLIPS, FACTORS = (8.0, 4.0, 1.0), (0.3, 1.0, 3.0), (0.3, 1.0)
+FIRST_RATINGS = {"data.max_examples": 300, "update.begin": "first"}  # as in the paper's setting
 QUICK = {
     "data.size": "100k",
     "rounds": 4,
@@ -70,7 +71,7 @@ def private_ratings(
     data: str | None, out: Path, seeds: Sequence[int], quick: bool, progress: OnStatus
 ) -> dict[str, Any]:
     """RMSE of unseen users by epsilon and mechanism."""
-    usual = {"rounds": ROUNDS, "cohort.size": COHORT, "simulation.evaluate_every": EVERY}
+    usual = {"rounds": ROUNDS, "cohort.size": COHORT, "simulation.evaluate_every": EVERY, **FIRST_RATINGS}
     with telling_release(quick):
         task, config = resolve(
             TASK, data, {**usual, **(QUICK if quick else {}), "server.weighting": "uniform"}

@@ -22,6 +22,7 @@ from partwise.config.settings import Config
 from partwise.data.histories import History, next_examples, with_histories
 from partwise.data.ids import check_listed
 from partwise.data.reading import regular
+from partwise.data.repeats import Kept, one_each, tell_repeats
 from partwise.data.store import ClientStore
 from partwise.device import Device
 from partwise.model.softmax import NOTHING
@@ -46,6 +47,7 @@ from partwise.server.messages import send
 from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError, unknown
 
+RATING = "rating"  # the column of a task's data that says how an item was rated
 TIME = "time"  # the column of a task's data by which events are ordered
 
 
@@ -67,6 +69,7 @@ class Personal:
         self.dialect = {name: config.data[name] for name in ("delimiter", "encoding") if name in config.data}
         self.params = setting.partition.server_leaves(params)
         check_finite("the model", self.params)
+        self.duplicates: Kept | None = config.data.get("duplicates")  # of a task of ratings
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
         self.device = Device(build(rates))
@@ -106,7 +109,7 @@ class Personal:
         Returns:
             The local part, {path: array}.
         """
-        examples = self._read_by_model(examples)
+        examples = self._one_each(self._read_by_model(examples))
         if local is not None:
             self.check_local(local)
         found = self.device.personalize(self._message(examples), examples, local=local)
@@ -137,7 +140,10 @@ class Personal:
         exclude: ClientStore | ClientFile | Iterable[Any] | None = None,
         given: ClientStore | ClientFile | None = None,
     ) -> list[Recommended]:
-        """The client's best items of the whole catalogue.
+        """The items of the whole catalogue with the highest scores for the client.
+
+        A model of ratings gives the items with the highest expected ratings, and a warning: they are not the items
+        that a client is likeliest to take. For these, train the task `events` on the same table.
 
         Args:
             local: The client's local part, as `personalize` returned it.
@@ -160,6 +166,8 @@ class Personal:
                 "(given=me.read(...))"
             )
         catalogue, ids = self._catalogue
+        if self.setting.expects:
+            warnings.warn(_tell_expects(self.setting.expects), RunWarning, stacklevel=2)
         scores = catalogue.scores(local, None if given is None else self._asked_after(given))
         check_finite("what was predicted", {"scores": scores})
         never = np.flatnonzero(scores <= NOTHING / 2)  # the model's own word that it does not recommend them
@@ -218,6 +226,15 @@ class Personal:
         there = self._in_keys(examples)
         histories = self._histories_of(there)
         return with_histories(there, histories) if histories else there
+
+    def _one_each(self, examples: ClientStore) -> ClientStore:
+        """The examples as a training would have them: with one rating for each item."""
+        if self.duplicates is None or RATING not in examples.columns:
+            return examples
+        found = one_each(examples, self.setting.ranks, RATING, self.duplicates)
+        if found.repeats:
+            warnings.warn(tell_repeats(found, self.duplicates), RunWarning, stacklevel=3)
+        return found.store
 
     def _asked_after(self, given: ClientStore | ClientFile) -> ClientStore:
         """The example for which items are ranked: what comes after all that are given, if the model reads histories
@@ -361,6 +378,14 @@ def warn_of_kept(summary: Mapping[str, Any]) -> None:
             RunWarning,
             stacklevel=3,
         )
+
+
+def _tell_expects(what: str) -> str:
+    return (
+        f"these items have the highest expected {what}s. They are not those that a client is likeliest to take: "
+        f"what is most popular is taken more often. To rank by that, train the task 'events' on the same table "
+        f"(docs/recommending.md)"
+    )
 
 
 def _shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:

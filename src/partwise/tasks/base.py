@@ -20,6 +20,7 @@ SEEDS = Limits(0, 2**32 - 1)
 COUNTS = Limits(1, 10**8)  # of clients, items, words; memory is checked elsewhere
 SIZES = Limits(1, 65_536)  # of vectors and layers
 SHOWN = 8  # parameters in a task's repr
+WHOLE = "examples_there"  # in the info of a store: how many examples there were before max_examples
 UNREAD = "unread"  # in the info of a store: {option of [data] that this data does not read: why}
 PAPER = "paper"  # the preset with a paper's own settings
 
@@ -60,6 +61,8 @@ class Setting(NamedTuple):
         ranks: The column whose ids the model ranks, for `Personal.recommend`. Empty: it recommends nothing. If
             the model gives one number for an example, the ids are put into this column; otherwise its outputs
             for an example are the scores of all ids of the column.
+        expects: What the outputs are, if a high one does not say that a client is likely to take the item:
+            "rating". `recommend` then warns. Empty: items are ranked by how likely they are.
         histories: Columns that are made of a client's earlier rows, {column: History}. Tables need not have them.
     """
 
@@ -69,6 +72,7 @@ class Setting(NamedTuple):
     own_spaces: tuple[str, ...] = ()  # key spaces in which every client has its own rows
     ranks: str = ""
     histories: Mapping[str, History] = {}
+    expects: str = ""
 
 
 def best_unknown(split: Split | None) -> Mapping[str, float]:

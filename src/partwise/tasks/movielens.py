@@ -26,6 +26,7 @@ USERS = {"gender": len(GENDERS), "age": len(AGES), "occupation": NUM_OCCUPATIONS
 INFORMED = {
     **ratings.DEFAULTS,
     "data.dim": 24,
+    "data.max_examples": 300,
     "data.movies": True,
     "data.users": True,
     "data.item_pull": 0.1,
@@ -81,7 +82,7 @@ def settings(
     rules |= {"item_attention": keyed("item")} if attention else {}
     rules |= {"item_features": keyed("item", trained=False)} if movies else {}
     columns = ("item", "rating", *(USERS if users else ()))
-    return Setting(model, partition(model, rules), columns, ranks="item"), None
+    return Setting(model, partition(model, rules), columns, ranks="item", expects="rating"), None
 
 
 def read_cuts(told: str) -> tuple[float, ...]:

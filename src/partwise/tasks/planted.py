@@ -26,6 +26,7 @@ DEFAULTS = {
     "reconstruct.method": "solve",
     "reconstruct.pull": 0.5,
     "update.rate": 0.1,
+    "update.begin": "random",
     "server.optimizer": "adagrad",
     "server.rate": 0.3,
     "server.schedule": "cosine",

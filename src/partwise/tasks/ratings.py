@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
 from partwise.data import holdout
 from partwise.data.delimited import UTF8
+from partwise.data.repeats import Kept, OneEach, one_each, tell_repeats
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, local, partition
 from partwise.model.roles import Initial
@@ -17,6 +20,7 @@ from partwise.tasks.base import (
     COUNTS,
     PAPER,
     SEEDS,
+    WHOLE,
     Entry,
     OwnRows,
     Setting,
@@ -27,8 +31,8 @@ from partwise.tasks.base import (
     takes_options_of,
 )
 from partwise.tasks.matrix_factorization import matrix_factorization
-from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, read_own_table
-from partwise.types import Limits, UserError, counted, unknown
+from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, Missing, read_own_table
+from partwise.types import Limits, RunWarning, UserError, counted, unknown
 
 CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
@@ -42,6 +46,7 @@ DEFAULTS = {
     "reconstruct.method": "solve",
     "reconstruct.pull": 1.0,
     "update.rate": 0.2,
+    "update.begin": "random",  # otherwise a client's ratings after the 250th never train the items
     "server.optimizer": "adagrad",
     "server.rate": 0.3,
     "server.schedule": "cosine",
@@ -56,6 +61,7 @@ PAPER_SETTINGS = {
     "data.initial": "random",
     "data.biases": False,
     "data.normalize": False,
+    "data.max_examples": 300,
     "rounds": 500,
     "cohort.size": 100,
     "split.kind": "alternate",
@@ -80,6 +86,11 @@ PRESETS = {PAPER: PAPER_SETTINGS}
 DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
+NEARLY, FAR = (
+    0.05,
+    5,
+)  # the range without the highest and lowest of this share, and how many of its widths are far
+TOLD = 3  # ratings that a sentence names
 SAMPLE = 10_000  # the most clients whose ratings are used for the mean and the spread
 
 
@@ -103,6 +114,7 @@ def settings(
             partition(personal, {"user*": local(initial), "item*": keyed("item")}),
             columns,
             ranks="item",
+            expects="rating",
         ),
         Setting(
             stateful,
@@ -110,6 +122,7 @@ def settings(
             (*columns, "user"),
             own_spaces=("user",),
             ranks="item",
+            expects="rating",
         ),
     )
 
@@ -122,10 +135,11 @@ def ratings_task(
     initial: Annotated[Initial, "where local parameters start"] = "learned",
     biases: Annotated[bool, "a mean, and a number for every user and item"] = True,
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = True,
-    max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 300,
+    max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 1000,
     order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
     seed: Annotated[int, "of the shuffle and of the cut into train, validation and test", SEEDS] = 42,
     seen: Annotated[bool, "test on other examples of training clients (not fed_recon)"] = False,
+    duplicates: Annotated[Kept, "of several ratings of an item by a client: last, or mean"] = "last",
     defaults: Mapping[str, Any] | None = None,
 ) -> Task:
     """A recommender from a store of ratings: user vectors are local, the item matrix is keyed by item.
@@ -145,6 +159,8 @@ def ratings_task(
         seed: The seed of the shuffle and of the split into train, validation and test.
         seen: By default, clients are split 80/10/10 into train, validation and test, so that test clients are
             unseen. With `seen`, each client's examples are split instead, by time if there is a time.
+        duplicates: What stands for several ratings of one item by one client: the "last" (by time, if rows are
+            ordered by it), or the "mean". So no item is both given and predicted. Not looked at with order "as is".
         defaults: Settings that replace the task's own, as dotted keys.
 
     Returns:
@@ -152,15 +168,22 @@ def ratings_task(
     """
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
+    loaded |= {"duplicates": duplicates}
     check_limits(ratings_task, loaded)
     _check_store(store)
+    found = _one_rating_each(store, loaded)
+    store = found.store
+    for told in filter(None, (tell_repeats(found, duplicates), _far_away(store, order))):
+        warnings.warn(told, RunWarning, stacklevel=2)
     ordered = _in_order(store, order, seed)
     if seen:
-        parts = _by_order(ordered)
-        parts = (_in_order(parts[0], order, seed).cap(max_examples), *parts[1:])
+        whole, validation, test = _by_order(ordered)
+        whole = _in_order(whole, order, seed)
     else:
-        parts = holdout.by_client(ordered.cap(max_examples), seed=seed)
-    train, validation, test = parts
+        whole, *others = holdout.by_client(ordered, seed=seed)
+        validation, test = (part.cap(max_examples) for part in others)
+    train = whole.cap(max_examples)
+    train = dataclasses.replace(train, info={**train.info, WHOLE: whole.num_examples})
     _check_training(store, train, seen)
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
     options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
@@ -187,6 +210,40 @@ def _check_store(store: Any) -> None:
                 f"{unknown('column', column, store.columns)}: a table of ratings has item and rating. Give them "
                 f'these names with store.rename({{"NAME": "{column}"}})'
             )
+
+
+def _one_rating_each(store: ClientStore, options: Mapping[str, Any]) -> OneEach:
+    """The clients with one rating for each of their items; as they are if their rows are not to be copied."""
+    kept = options["duplicates"]
+    if kept not in get_args(Kept):
+        raise unknown("value of data.duplicates", kept, get_args(Kept))
+    if options["order"] == "as is":
+        return OneEach(store, 0, None)
+    timed = "time" in store.columns and (options["order"] == "time" or options["seen"])
+    return one_each(store, "item", "rating", kept, "time" if timed else None)
+
+
+def _far_away(store: ClientStore, order: str) -> str:
+    """A sentence about ratings that are far outside the range of nearly all others; empty if there are none."""
+    if order == "as is":
+        return ""
+    packed = store if store.packed() else store.gather()
+    ratings = packed.columns["rating"].astype(np.float64)
+    low = np.quantile(ratings, NEARLY, method="higher")
+    high = np.quantile(ratings, 1 - NEARLY, method="lower")
+    room = FAR * (abs(high - low) or abs(high) or 1)
+    far = np.flatnonzero((ratings < low - room) | (ratings > high + room))
+    if not len(far):
+        return ""
+    owner = np.searchsorted(np.cumsum(packed.counts), far[:TOLD], side="right")
+    items = packed.vocabularies["item"][packed.columns["item"][far[:TOLD]]]
+    rows = zip(ratings[far[:TOLD]], packed.client_ids[owner], items, strict=True)
+    shown = ", ".join(f"{rating:g} (client {client}, item {item})" for rating, client, item in rows)
+    return (
+        f"{counted(len(far), 'rating')} far from nearly all others, which are from {low:g} to {high:g}: {shown}"
+        f"{', ...' if len(far) > TOLD else ''}. Mend or remove them if they are mistakes; give logarithms if the "
+        f"ratings are counts"
+    )
 
 
 def _check_training(store: ClientStore, train: ClientStore, seen: bool) -> None:
@@ -240,11 +297,10 @@ def _by_order(store: ClientStore) -> tuple[ClientStore, ...]:
 def training_rows(store: ClientStore, options: Mapping[str, Any]) -> ClientStore:
     """What `ratings_task` makes of training clients, with these of its options."""
     known = keyword_options(ratings_task)
-    used = {
-        name: options.get(name, known[name].default) for name in ("order", "seed", "max_examples", "seen")
-    }
+    names = ("order", "seed", "max_examples", "seen", "duplicates")
+    used = {name: options.get(name, known[name].default) for name in names}
     check_limits(ratings_task, used)
-    ordered = _in_order(store, used["order"], used["seed"])
+    ordered = _in_order(_one_rating_each(store, used).store, used["order"], used["seed"])
     if used["seen"]:
         ordered = _in_order(_by_order(ordered)[0], used["order"], used["seed"])
     return ordered.cap(used["max_examples"])
@@ -267,11 +323,18 @@ def load(
     time: Annotated[str | None, "a column of times, if there is one"] = None,
     delimiter: Delimiter = None,
     encoding: Encoding = UTF8,
+    missing: Missing = "refuse",
     **options: Any,
 ) -> Task:
     """A user's own table: CSV, Parquet, or a client store written by partwise. The options name its columns."""
+    ordered = options.get("order", "shuffle")
+    if time and ordered != "time" and not options.get("seen"):
+        raise UserError(
+            f"data.time = {time} would have no effect: with data.order = {ordered} and data.seen = false, no time "
+            f"is read. Leave it out, or set data.order=time or data.seen=true (in Python, order='time', seen=True)"
+        )
     named = {"client": client, "item": item, "rating": rating} | ({"time": time} if time else {})
-    return ratings_task(read_own_table("ratings", data, named, delimiter, encoding), **options)
+    return ratings_task(read_own_table("ratings", data, named, delimiter, encoding, missing), **options)
 
 
 RATINGS = Entry("a table of ratings", load, settings, DEFAULTS, PRESETS, EXAMPLE, OWN)
