@@ -1,8 +1,10 @@
 """Runs in which clients do not count: some are told, all are an error, and a refused run leaves nothing."""
 
+import dataclasses
 import math
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from partwise.data.text.corpus import Corpus, Text
@@ -106,6 +108,31 @@ def test_fewer_than_asked_for_is_in_the_summary():
     asked = task._replace(loaded={**task.loaded, "num_items": 30})
     settings = {key: value for key, value in SMALL.items() if "data." not in key}
     assert train(asked, changes=settings).summary["fewer"] == {"num_items": (30, 20)}
+
+
+BY_STEPS = {"algorithm": "fed_avg", "update.max_steps": 1, "update.batch_size": 3, "rounds": 30}
+
+
+@pytest.mark.parametrize("begin", ["first", "random"])
+def test_examples_that_are_said_to_be_left_out_are_not_read(begin):
+    """Other ratings of theirs give the same model, and other ratings of any other example another one."""
+    task = load_task("planted", num_clients=10, num_items=20, mean_examples=12, dim=2, max_examples=11)
+    changes = {**BY_STEPS, "update.begin": begin, "cohort.size": 4, "simulation.lanes": 2}
+    usual = train(task, changes=changes)
+    counts, there = task.train.counts, usual.summary["examples"]
+    place = np.concatenate([np.arange(count) for count in counts])
+    uncapped = load_task("planted", num_clients=10, num_items=20, mean_examples=12, dim=2).train.num_examples
+    left = (place >= 3) & (begin == "first")
+    assert there["there"] == uncapped
+    assert there["used"] == len(place) - left.sum()
+    assert sum(there["left_out"].values()) == uncapped - there["used"]
+    packed = task.train.gather()
+    for read in (left, ~left & (place == place.max()), place == 0):
+        ratings = packed.columns["rating"] + 1.0 * read
+        columns = {**packed.columns, "rating": ratings}
+        other = train(task._replace(train=dataclasses.replace(packed, columns=columns)), changes=changes)
+        same = all(np.array_equal(leaf, other.params[path]) for path, leaf in usual.params.items())
+        assert same == (not (read & ~left).any())
 
 
 def speak(client, sentences):

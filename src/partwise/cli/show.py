@@ -41,13 +41,21 @@ def settings_table(lines: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def summary(told: Mapping[str, Any], folder: Any) -> None:
-    """The end of a run: metrics, what was left out, costs, and the folder."""
-    _metrics(told)
+    """The end of a run: metrics, what was left out, costs, and the folder. If the best model was kept, the metrics
+    are its own."""
+    best = told.get("best_model") or {}
+    if best.get("test"):
+        own = {**best["test"], "judged": told["test"]["judged"]}
+        _metrics({**told, "test": own}, f", the best model, of round {best['round']:,}")
+        if best["round"] != told["rounds"]:
+            _last(told)
+    else:
+        _metrics(told, ", the last model" if best else "")
+    _past_best(told)
     _left_out(told)
     if told.get("stopped"):
         say(f"Ended before its last round: {told['stopped']}.")
-    if told.get("best_model"):
-        best = told["best_model"]
+    if best:
         say(
             f"The best model is of round {best['round']:,} (validation {best['metric']} {best['value']:.4f}); it "
             f"is in best.safetensors (--model best)."
@@ -73,8 +81,25 @@ def promise(told: Mapping[str, Any]) -> None:
     )
 
 
-def _metrics(told: Mapping[str, Any]) -> None:
-    table = Table(title=f"{told['algorithm']} on {told['task']}: {counted(told['rounds'], 'round')}")
+def _last(told: Mapping[str, Any]) -> None:
+    """The metrics of the last model, beside those of the best."""
+    test = told["test"]
+    values = ", ".join(f"{name} {_number(test[name])}" for name in test["over_clients"])
+    say(f"The last model, of round {told['rounds']:,}, on the same clients: {values}.")
+
+
+def _past_best(told: Mapping[str, Any]) -> None:
+    """Whether the validation clients were evaluated better before the end."""
+    found = told.get("validation")
+    if found and found["best"] != found["end"]:
+        say(
+            f"Validation {found['metric']}: best {_number(found['best'])} after round {found['round']:,}, and "
+            f"{_number(found['end'])} at the end."
+        )
+
+
+def _metrics(told: Mapping[str, Any], of: str = "") -> None:
+    table = Table(title=f"{told['algorithm']} on {told['task']}: {counted(told['rounds'], 'round')}{of}")
     table.add_column("metric", no_wrap=True)
     columns = ("test clients", "mean over clients", "5 % .. 95 % of clients")
     for column in (*columns, *(["best reachable"] if told["best"] else [])):
@@ -95,9 +120,11 @@ def _metrics(told: Mapping[str, Any]) -> None:
 def _judged(how: Mapping[str, str]) -> None:
     local = "" if how["local"] == "none" else f" Local parameters: {how['local']}."
     others = "Other parameters" if local else "Parameters"
+    split = f" Evaluated on the query set (evaluation_split: {how['split']})." if how.get("split") else ""
     mean = how["weights"] if how["weights"].startswith("by ") else f"over all {how['weights']}"
     say(
         f"Evaluated on {how['clients']} clients.{local} {others}: {how['others']}. First column: mean {mean}."
+        f"{split}"
     )
 
 
@@ -119,8 +146,11 @@ def warn_not_finite(names: Sequence[str], split: str) -> None:
 
 
 def _left_out(told: Mapping[str, Any]) -> None:
-    from partwise.runs.sanity import LEFT_OUT, tell_left_out
+    from partwise.runs.sanity import LEFT_OUT, tell_left_out, tell_unused
 
+    unused = tell_unused(told["examples"])
+    if unused:
+        say(unused)
     words = tell_left_out({reason: told[reason] for reason in LEFT_OUT})
     if words:
         say(f"Left out over all rounds: {words}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from partwise.algorithm import init_params
 from partwise.algorithms.entry import Prepared
+from partwise.algorithms.registry import find_algorithm
+from partwise.config.parts import make_split
 from partwise.config.settings import Config
 from partwise.device import Device
 from partwise.model.partition import DEFAULT
@@ -19,7 +22,7 @@ from partwise.runs.cause import Cause
 from partwise.runs.folder import Folder
 from partwise.runs.tally import Tally
 from partwise.server.messages import send
-from partwise.tasks.base import Setting
+from partwise.tasks.base import WHOLE, Setting, Task
 from partwise.types import DivergedError, UserError, counted
 
 MOST_TOLD = 6  # leaves that one message names
@@ -136,6 +139,43 @@ def check_finite(what: str, arrays: Mapping[str, Any]) -> None:
                 f"The training went wrong: train again with lower rates (reconstruct.rate, update.rate, "
                 f"server.rate)"
             )
+
+
+def examples_used(task: Task, prepared: Prepared, config: Config) -> dict[str, Any]:
+    """How many examples of the training clients train, however long the run is, how many there are, and how many
+    are left out by which settings. An example trains if the update reaches it, or if it is in a support set of its
+    own from which the local part is rebuilt."""
+    part, again, counts = config.update, config.reconstruct, prepared.store.counts
+    there = int(prepared.store.info.get(WHOLE, counts.sum()))
+    large = counts[counts >= config.cohort.min_examples]
+    out = {"data.max_examples": there - counts.sum(), "cohort.min_examples": counts.sum() - large.sum()}
+    kind = config.split.kind if find_algorithm(config.algorithm).splits else "none"
+    if kind != "random":  # then they take turns
+        split = make_split(dataclasses.replace(config.split, kind=kind))
+        query, support = split.query.count(large), split.support.count(large) * (kind != "none")
+        rebuilds = bool(task.personal.partition.local_paths) and again.method != "skip"
+        trained = _first(query, part) if part.method == "steps" and part.begin == "first" else query
+        rebuilt = (_first(support, again) if again.method == "steps" else support) * rebuilds
+        out |= {"split.kind": (large - query - support)[query > 0].sum() + large[query == 0].sum()}
+        out |= {"update.max_steps": (query - trained).sum()}
+        out |= {"reconstruct": (support - rebuilt)[query > 0].sum()}
+    found = {name: int(count) for name, count in out.items() if count}
+    return {"used": there - sum(found.values()), "there": there, "left_out": found}
+
+
+def _first(counts: np.ndarray, part: Any) -> np.ndarray:
+    """How many of so many examples the steps of a section reach."""
+    return counts if part.max_steps is None else np.minimum(counts, part.max_steps * part.batch_size)
+
+
+def tell_unused(told: Mapping[str, Any]) -> str:
+    """What `examples_used` found, in words; empty if all are used."""
+    if not told["left_out"]:
+        return ""
+    reasons = ", ".join(f"{count:,} by {name}" for name, count in told["left_out"].items())
+    first = "update.max_steps" in told["left_out"]
+    more = " (with update.begin = random, rounds take turns at them)" if first else ""
+    return f"{told['used']:,} of {told['there']:,} training examples are used; left out: {reasons}{more}."
 
 
 def left_out(tally: Tally) -> dict[str, int]:

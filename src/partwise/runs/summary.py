@@ -14,7 +14,8 @@ from partwise.algorithms.entry import Prepared
 from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.model.spec import one_per_example
-from partwise.runs.sanity import left_out
+from partwise.runs.sanity import examples_used, left_out
+from partwise.runs.stopping import OVER_CLIENTS, value_at
 from partwise.runs.tally import Tally
 from partwise.runs.versions import versions
 from partwise.simulation.processes import num_processes
@@ -41,6 +42,8 @@ def summarize_run(
         "better": better(prepared),
         "best": best_reachable(task, prepared, config),
         **left_out(tally),
+        "examples": examples_used(task, prepared, config),
+        "validation": validation(tally, config.keep.best or "loss", better(prepared)),
         "fewer": _fewer(task),
         "serving": config.serving.way,
         **_bytes_per_client(config, tally, clients),
@@ -110,6 +113,7 @@ def judged(task: Task, prepared: Prepared, config: Config, split: str = "test") 
         + (", then fine-tuned" if tuned and config.fine_tune.joint and local != "none" else ""),
         "others": "fine-tuned" if tuned else "as trained",
         "weights": _weights(prepared.evaluated.model.weight),
+        "split": _split(task, prepared, config),
     }
 
 
@@ -122,12 +126,38 @@ def _seen(task: Task, split: str) -> str:
     return "seen" if known or task.seen else "unseen"
 
 
+def _split(task: Task, prepared: Prepared, config: Config) -> str:
+    """Which of its examples a client was evaluated on; empty if on all."""
+    own = bool(prepared.evaluated.partition.local_paths) or config.fine_tune.max_steps != 0
+    if not own or task.seen or prepared.evaluation(prepared.rates).judged_with:
+        return ""
+    part, trained = config.evaluation_split, config.split
+    if part.kind != "same":
+        return part.kind
+    if trained.kind not in ("none", "random"):
+        return trained.kind
+    return f"alternate, as split.kind = {trained.kind} is of training alone"
+
+
 def _weights(weigh: Callable[..., Any]) -> str:
     """What has the same weight in a mean: examples, or what a named weight function counts."""
     name = getattr(weigh, "__name__", "<")
     if weigh is one_per_example:
         return "examples"
     return "by the model's own weight" if name.startswith("<") else name
+
+
+def validation(tally: Tally, metric: str, ways: Mapping[str, str]) -> dict[str, Any] | None:
+    """The best value of a metric of the validation clients, after which round it was, and the last value; None if
+    there are no two finite ones."""
+    value = lambda look: value_at(look["evaluation"], metric)
+    known = [(value(look), look["round"]) for look in tally.curve() if look["evaluation"]]
+    known = [(found, number) for found, number in known if math.isfinite(found)]
+    if len(known) < 2:
+        return None
+    sign = -1 if ways.get(metric.removeprefix(f"{OVER_CLIENTS}.").split(".")[0]) == "higher" else 1
+    best, number = min(known, key=lambda pair: sign * pair[0])
+    return {"metric": metric, "best": best, "round": number, "end": known[-1][0]}
 
 
 def past_its_best(tally: Tally) -> str:

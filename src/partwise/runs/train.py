@@ -36,7 +36,7 @@ from partwise.runs.rounds import Course, OnStatus, affordable, run_rounds
 from partwise.runs.rounds import Status as Status
 from partwise.runs.rounds import silent as silent
 from partwise.runs.run import Run
-from partwise.runs.sanity import RATES, check_cohort, check_fit
+from partwise.runs.sanity import RATES, check_cohort, check_fit, examples_used, tell_unused
 from partwise.runs.stopping import stops
 from partwise.runs.summary import (
     device_words,
@@ -182,7 +182,9 @@ def train_steps(
     if runtime is None:  # otherwise it is checked once for all runs that share it
         check_fit(prepared, config)
     measured = "" if config.simulation.lanes else ", and measuring how many run best side by side"
-    for note in (*task.notes, f"{prepared.store.num_clients:,} training clients; compiling{measured}"):
+    unused = tell_unused(examples_used(task, prepared, config))
+    begins = f"{prepared.store.num_clients:,} training clients; compiling{measured}"
+    for note in filter(None, (*task.notes, unused, begins)):
         told(note)
     runtime = runtime or make_runtime(task, prepared, config, folder)
     simulation, evaluate = runtime.simulation, runtime.evaluate
