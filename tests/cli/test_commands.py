@@ -151,12 +151,25 @@ def test_what_is_told_at_the_end_of_a_run(capsys):
     told |= {"broken": 4, "empty": 0, "dropped": 1, "too_small": 0, "lanes": 1, "device": "1 x cpu"}
     told |= dict.fromkeys(("bytes_down_per_client", "bytes_up_per_client", "seconds_per_round"), 1.0)
     told |= {"fewer": {"num_words": (10_000, 812)}}
+    told |= {
+        "examples": {
+            "used": 60,
+            "there": 1_100,
+            "left_out": {"data.max_examples": 1_000, "update.max_steps": 40},
+        }
+    }
+    told |= {"validation": {"metric": "loss", "best": 0.5, "round": 2, "end": 0.75}}
     show.summary(told | {"seconds_compile": 1.0, "seconds_total": 2.0}, "runs/x")
     text = capsys.readouterr().out
     assert "30 test clients (2 without examples to test on)" in text
     assert "Evaluated on unseen clients. Local parameters: rebuilt. Other parameters: as trained." in text
     assert "Left out over all rounds: 4 updates that were not finite, 1 client that never reported." in text
     assert "The data have fewer than asked for: num_words = 812, not 10,000." in text
+    left = (
+        "60 of 1,100 training examples are used; left out: 1,000 by data.max_examples, 40 by update.max_steps"
+    )
+    assert f"{left} (with update.begin = random, rounds take turns at them)." in text
+    assert "Validation loss: best 0.5000 after round 2, and 0.7500 at the end." in text
 
 
 def test_where_there_is_no_terminal_every_evaluation_is_a_line(small, capsys, tmp_path):

@@ -41,6 +41,12 @@ def test_a_run_that_stops_says_why_and_its_best_model_can_be_used(stopped, outpu
     told = " ".join(capsys.readouterr().out.split())
     assert "Ended before its last round: rmse got no better" in told
     assert f"The best model is of round {summary['best_model']['round']}" in told
+    table, last = told.split("The last model, of round ")
+    own = summary["best_model"]["test"]
+    for name, found in own["over_clients"].items():
+        assert f"{name} │ {own[name]:.4f} │ {found['mean']:.4f}" in table
+        assert f"{name} {summary['test'][name]:.4f}" in last
+    assert f"the best model, of round {summary['best_model']['round']}" in table
 
 
 def test_every_client_in_a_file_and_by_group(stopped, output, capsys, mistake, tmp_path):

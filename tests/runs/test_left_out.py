@@ -110,6 +110,17 @@ def test_fewer_than_asked_for_is_in_the_summary():
     assert train(asked, changes=settings).summary["fewer"] == {"num_items": (30, 20)}
 
 
+def test_the_split_of_an_evaluation_is_told():
+    """Training without a split is tested as with alternate batches, and says so."""
+    found = [
+        train("planted", changes=SMALL | more).test
+        for more in ({}, {"evaluation_split.kind": "alternate"}, {"evaluation_split.kind": "halves"})
+    ]
+    assert [each["judged"]["split"].split(",")[0] for each in found] == ["alternate", "alternate", "halves"]
+    assert "split.kind = none is of training alone" in found[0]["judged"]["split"]
+    assert found[0]["rmse"] == found[1]["rmse"] != found[2]["rmse"]
+
+
 BY_STEPS = {"algorithm": "fed_avg", "update.max_steps": 1, "update.batch_size": 3, "rounds": 30}
 
 

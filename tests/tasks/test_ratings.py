@@ -11,7 +11,7 @@ from partwise.data.store import ClientStore
 from partwise.runs.evaluation import evaluate_run
 from partwise.runs.personal import Personal
 from partwise.runs.train import train
-from partwise.tasks import load_task
+from partwise.tasks import find_task, load_task
 from partwise.tasks.ratings import ratings_task, training_rows
 from partwise.types import RunWarning, UserError
 
@@ -316,3 +316,15 @@ def test_a_column_of_times_that_no_option_reads_is_refused(tmp_path):
         load()
     assert load(order="time").train.num_examples == 48
     assert load(seen=True).test.num_examples == 20
+
+
+def test_a_model_of_ratings_says_that_its_lists_are_of_expected_ratings(run):
+    mine = run.task.test.gather([0]).select(("item", "rating"))
+    with pytest.warns(
+        RunWarning, match=r"highest expected ratings.* train the task 'events' on the same table"
+    ):
+        run.personal.recommend(run.personal.personalize(mine))
+    for name in ("ratings", "planted", "movielens", "events"):
+        setting = find_task(name).settings(**find_task(name).example)[0]
+        assert setting.ranks == "item"
+        assert setting.expects == ("rating" if "rating" in setting.columns else "")

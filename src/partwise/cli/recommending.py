@@ -29,8 +29,8 @@ def recommend(options: argparse.Namespace) -> Mapping[str, Any]:
 
 def add_recommend(command: Callable[..., argparse.ArgumentParser]) -> None:
     """The command in the parser."""
-    more = ", of the whole catalogue, offline"
-    sub = command("recommend", recommend, "a client's best items", more)
+    more = ": the items with the highest scores, offline"
+    sub = command("recommend", recommend, "the catalogue, ranked for a client", more)
     add_run(sub, help="of a URL, the model that personalize fetched")
     sub.add_argument("--local", metavar="FILE", help="the client's local part, if the model has one")
     sub.add_argument("-k", type=int, default=10, metavar="N", help="how many (default: 10)")

@@ -81,11 +81,9 @@ def tell_skipped(plan: Wanted) -> str:
 def _empty(values: Any) -> np.ndarray:
     """Which rows have no value: none, NaN, or a text without letters."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
-        text = kinds.is_string(values.type) or kinds.is_large_string(values.type)
-        empty = values.is_null(nan_is_null=kinds.is_floating(values.type))
-        if text:
-            empty = compute.or_(empty, compute.equal(compute.fill_null(values, ""), ""))
-        return np.asarray(empty.to_numpy(zero_copy_only=False) if isinstance(empty, pa.Array) else empty)
+        if kinds.is_string(values.type) or kinds.is_large_string(values.type):
+            return np.asarray(compute.call_function("binary_length", [values.fill_null("")])) == 0
+        return np.asarray(values.is_null(nan_is_null=kinds.is_floating(values.type)))
     if isinstance(values, np.ndarray) and values.dtype.kind in "biu" and not np.ma.isMaskedArray(values):
         return np.zeros(len(values), bool)
     return np.array([_no_value(value) for value in values], bool)
