@@ -125,9 +125,9 @@ def test_rows_with_an_empty_cell_are_refused_with_their_number_or_left_out(tmp_p
         return read_table(path, "user", ["item", "rating"], ["item"], **more)
 
     counted = kind not in ("dicts", "tables", "sqlite")  # those can be read once only
-    with pytest.raises(UserError, match="3 have an empty cell" if counted else "missing='skip'"):
+    with pytest.raises(UserError, match="3 rows of 20 have an empty cell" if counted else "missing='skip'"):
         read(full, "refused", **folder)
-    with pytest.warns(RunWarning, match="3 of 20 rows with an empty cell are left out .*, the first: row 4"):
+    with pytest.warns(RunWarning, match="left out for an empty cell .*: 3 of 20 rows, the first: row 4"):
         found = read(full, "skipped", missing="skip", **folder)
     wanted = read(whole, "whole", **({"out": tmp_path / "other"} if stored else {}))
     assert {n: ids.tolist() for n, ids in found.vocabularies.items()} == {

@@ -73,8 +73,8 @@ def tell_skipped(plan: Wanted) -> str:
     if not plan.skipped:
         return ""
     return (
-        f"{plan.skipped:,} of {counted(plan.read, 'row')} with an empty cell are left out (missing = skip), the "
-        f"first: row {plan.first_skipped}"
+        f"left out for an empty cell (missing = skip): {plan.skipped:,} of {counted(plan.read, 'row')}, the first: "
+        f"row {plan.first_skipped}"
     )
 
 

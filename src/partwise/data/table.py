@@ -231,9 +231,10 @@ def _tell_empty(file: File, dialect: Dialect | None, plan: Wanted) -> str:
             whole_rows(batch, counting, counting.read)
     if not counting.skipped:
         return ""
+    has = "has" if counting.skipped == 1 else "have"
     return (
-        f". Of {counted(counting.read, 'row')}, {counting.skipped:,} have an empty cell in a column that is read, "
-        f"the first: row {counting.first_skipped}. To leave them out: missing='skip' (of a task: --set "
+        f". {counted(counting.skipped, 'row')} of {counting.read:,} {has} an empty cell in a column that is read, "
+        f"the first: row {counting.first_skipped}. To leave out such rows: missing='skip' (of a task: --set "
         f"data.missing=skip)"
     )
 
