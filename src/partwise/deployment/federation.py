@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,10 +54,11 @@ from partwise.runs.client_file import Source, source_of
 from partwise.runs.fingerprint import fingerprint
 from partwise.runs.folder import Folder
 from partwise.runs.run_view import HEAT_FILE, START_FILE
+from partwise.runs.sanity import examples_used, tell_unused
 from partwise.selection.key_heat import load_heats, save_heats
 from partwise.server.round import Server
 from partwise.tasks import Task
-from partwise.types import UserError
+from partwise.types import RunWarning, UserError
 
 FILES = "files"  # the folder of what devices may read
 
@@ -77,6 +79,9 @@ def found_run(task: Task, config: Config, out: str | Path, journal: str | None =
     # The heat is written below. Devices are told all settings, and a place on this machine is not their business.
     config = promised_config(config, map(str, task.train.client_ids.tolist())).changed({"server.counts": ""})
     prepared, folder = prepare(task, config), Folder(out)
+    unused = tell_unused(examples_used(task, prepared, config))
+    if unused:
+        warnings.warn(f"of clients as in the data at hand, {unused}", RunWarning, stacklevel=2)
     algorithm = prepared.build(prepared.rates)
     check_keys_stay(algorithm)
     heats = known_heats(config, algorithm, prepared.store)

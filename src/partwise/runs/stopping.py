@@ -31,14 +31,10 @@ class WatchedMetric(NamedTuple):
 
     def value(self, record: Mapping[str, Any]) -> float:
         """Its value in a record, not a number if it has none there."""
-        return value_at(record["evaluation"], self.name)
-
-
-def value_at(evaluation: Any, name: str) -> float:
-    """The value of a metric in an evaluation, not a number if it has none there."""
-    for word in name.split("."):
-        evaluation = evaluation.get(word) if isinstance(evaluation, Mapping) else None
-    return math.nan if evaluation is None else float(evaluation)
+        found: Any = record["evaluation"]
+        for word in self.name.split("."):
+            found = found.get(word) if isinstance(found, Mapping) else None
+        return math.nan if found is None else float(found)
 
 
 def watch(key: str, name: str, task: Task, model: Model, config: Config) -> WatchedMetric:

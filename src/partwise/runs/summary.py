@@ -15,7 +15,6 @@ from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.model.spec import one_per_example
 from partwise.runs.sanity import examples_used, left_out
-from partwise.runs.stopping import OVER_CLIENTS, value_at
 from partwise.runs.tally import Tally
 from partwise.runs.versions import versions
 from partwise.simulation.processes import num_processes
@@ -43,7 +42,7 @@ def summarize_run(
         "best": best_reachable(task, prepared, config),
         **left_out(tally),
         "examples": examples_used(task, prepared, config),
-        "validation": validation(tally, config.keep.best or "loss", better(prepared)),
+        "validation": validation(tally, _watched(config), better(prepared)),
         "fewer": _fewer(task),
         "serving": config.serving.way,
         **_bytes_per_client(config, tally, clients),
@@ -147,17 +146,19 @@ def _weights(weigh: Callable[..., Any]) -> str:
     return "by the model's own weight" if name.startswith("<") else name
 
 
+def _watched(config: Config) -> str:
+    """The metric of which a summary says when it was best: that of `keep.best`, if it is one of all examples."""
+    return config.keep.best if config.keep.best and "." not in config.keep.best else "loss"
+
+
 def validation(tally: Tally, metric: str, ways: Mapping[str, str]) -> dict[str, Any] | None:
     """The best value of a metric of the validation clients, after which round it was, and the last value; None if
-    there are no two finite ones."""
-    value = lambda look: value_at(look["evaluation"], metric)
-    known = [(value(look), look["round"]) for look in tally.curve() if look["evaluation"]]
-    known = [(found, number) for found, number in known if math.isfinite(found)]
-    if len(known) < 2:
+    it never had one."""
+    if metric not in tally.ranges:
         return None
-    sign = -1 if ways.get(metric.removeprefix(f"{OVER_CLIENTS}.").split(".")[0]) == "higher" else 1
-    best, number = min(known, key=lambda pair: sign * pair[0])
-    return {"metric": metric, "best": best, "round": number, "end": known[-1][0]}
+    low, high, last = tally.ranges[metric]
+    best, number = high if ways[metric] == "higher" else low
+    return {"metric": metric, "best": best, "round": number, "end": last[0]}
 
 
 def past_its_best(tally: Tally) -> str:

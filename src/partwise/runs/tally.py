@@ -45,6 +45,8 @@ class Tally:
         self.rounds = 0
         self.sums: Counter[str] = Counter()
         self._points, self._looks = Thinned(POINTS), Thinned(LOOKS)
+        # metric of the validation clients -> its lowest, highest and last value, each with its round
+        self.ranges: dict[str, tuple[tuple[float, int], tuple[float, int], tuple[float, int]]] = {}
         self._usual: list[float] = []
         self.wrong = 0  # of the latest rounds: those that went wrong minus the others
         self.wrong_since: int | None = None
@@ -62,6 +64,12 @@ class Tally:
         if record["evaluation"]:
             values = {n: v for n, v in record["evaluation"].items() if not isinstance(v, Mapping)}
             self._looks.add(point | {"evaluation": values})
+            for name, value in values.items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    here = (value, record["round"])
+                    low, high, _ = self.ranges.get(name, (here, here, here))
+                    low, high = (here if value < low[0] else low), (here if value > high[0] else high)
+                    self.ranges[name] = (low, high, here)
         self._judge(record)
 
     def _judge(self, record: Mapping[str, Any]) -> None:
