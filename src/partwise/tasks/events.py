@@ -226,12 +226,12 @@ def _about_again(asked: bool | None, again: bool, repeats: int, store: ClientSto
     """What is said of items that come again, if some do and nobody said whether they may."""
     if asked is not None or not repeats:
         return ()
-    share = f"{repeats:,} of {counted(store.num_examples, 'event')} are of items that the client had before"
+    share = f"Of items that the client had before: {repeats:,} of {counted(store.num_examples, 'event')}"
     if again:
         return (f"{share}, so items are recommended again (--set data.again=false: not).",)
     return (
-        f"{share}: too few (up to {AGAIN:.0%}) to recommend items again (--set data.again=true does). Held-out "
-        f"ones count as not found.",
+        f"{share}, too few (up to {AGAIN:.0%}) to recommend items again (--set data.again=true does). If held out, "
+        f"they count as not found.",
     )
 
 
