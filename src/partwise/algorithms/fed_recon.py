@@ -145,8 +145,8 @@ def prepare(task: Task, config: Config) -> Prepared:
     made_for = algorithm_of(task.defaults)
     if not task.personal.partition.local_paths and made_for != "fed_recon":
         raise UserError(
-            f"fed_recon rebuilds local parameters, and task '{task.name}' has none: it would train on the query half of "
-            f"each client's examples alone. Use {made_for}, or a task with a local part"
+            f"fed_recon rebuilds local parameters, and task '{task.name}' has none: it would train on the query "
+            f"half of each client's examples alone. Use {made_for}, or a task with a local part"
         )
     check_rebuilt(config)
     store = task.train.select(task.personal.columns)

@@ -6,15 +6,17 @@ not depend on which algorithm they were made for.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from partwise.algorithms.registry import ALGORITHMS, prepare
+from partwise.algorithms.registry import ALGORITHMS, prepare, settings_for
 from partwise.client.split import Split, everything
 from partwise.config.parts import make_evaluation_split
 from partwise.data.ragged import owners
@@ -96,20 +98,15 @@ def commonest_tags(task: Task, split: Split) -> float:
 
 
 SMALL = {"rounds": 10, "cohort.size": 5, "simulation.lanes": 5, "simulation.evaluate_every": 10}
-OF_RELEASE = {"data.size": "100k"}
+FEW = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
+RELEASE = {"data.size": "100k"}
 TASKS: Mapping[str, Judged] = {
-    "planted": Judged(
-        "rmse", False, biases, quick={**SMALL, "data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
-    ),
-    "movielens": Judged("rmse", False, biases, OF_RELEASE, {**SMALL, "data.max_examples": 20}),
-    "movielens-seen": Judged("rmse", False, biases, OF_RELEASE, {**SMALL, "data.max_examples": 20}),
-    "events-planted": Judged(
-        "ndcg@10", True, popularity, quick={**SMALL, "data.num_clients": 60, "data.num_items": 40}
-    ),
-    "tags-planted": Judged(
-        "recall_at_5", True, commonest_tags, quick={**SMALL, "data.num_clients": 30, "data.num_words": 60}
-    ),
-    "writers": Judged("accuracy", True, commonest_class, quick={**SMALL, "data.num_clients": 30}),
+    "planted": Judged("rmse", False, biases, quick=SMALL | FEW),
+    "movielens": Judged("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
+    "movielens-seen": Judged("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
+    "events-planted": Judged("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
+    "tags-planted": Judged("recall_at_5", True, commonest_tags, quick=SMALL | {"data.num_clients": 30}),
+    "writers": Judged("accuracy", True, commonest_class, quick=SMALL | {"data.num_clients": 30}),
 }
 
 
@@ -120,43 +117,45 @@ def defaults(
     rows: list[dict[str, Any]] = []
     for name, judged in TASKS.items():
         settings = {**judged.settings, **(judged.quick if quick else {})}
-        of_data = {key: value for key, value in settings.items() if key.startswith("data.")}
-        source = data if name.startswith("movielens") else None
-        task, config = resolve(name, source, settings)
-        floor = judged.baseline(task, make_evaluation_split(config))
-        rows.append(own_row(BASELINE, f"{name}: {judged.metric}", [floor]))
-        for algorithm in offered(task, settings):
-            values = [
-                once(
-                    out,
-                    (algorithm, task, settings, seed),
-                    lambda seed=seed, a=algorithm: _trained(
-                        task, {**_without(settings, of_data), "algorithm": a, "seed": seed}, judged.metric, progress
-                    ),
-                )
-                for seed in seeds
-            ]
-            row = own_row(algorithm, f"{name}: {judged.metric}", values)
-            rows.append(row | {"beats_baseline": bool((row["ours"] > floor) == judged.higher)})
+        rows += _of_task(name, judged, settings, data, out, seeds, progress)
     _draw(out / "defaults.png", rows, quick)
     return {"rows": rows}
 
 
-def offered(task: Task, settings: Mapping[str, Any]) -> list[str]:
+def _of_task(
+    name: str,
+    judged: Judged,
+    settings: Mapping[str, Any],
+    data: str | None,
+    out: Path,
+    seeds: Sequence[int],
+    progress: OnStatus,
+) -> list[dict[str, Any]]:
+    """The rows of one task."""
+    task, config = resolve(name, data if name.startswith("movielens") else None, settings)
+    changes = {key: value for key, value in settings.items() if not key.startswith("data.")}
+    metric = f"{name}: {judged.metric}"
+    floor = judged.baseline(task, make_evaluation_split(config))
+    rows = [own_row(BASELINE, metric, [floor])]
+    for algorithm in offered(task, changes):
+        values = []
+        for seed in seeds:
+            given = {**changes, "algorithm": algorithm, "seed": seed}
+            make = partial(_trained, task, given, judged.metric, progress)
+            values.append(once(out, (task, given, settings_for(task.defaults, algorithm)), make))
+        row = own_row(algorithm, metric, values)
+        rows.append(row | {"beats_baseline": bool((row["ours"] > floor) == judged.higher)})
+    return rows
+
+
+def offered(task: Task, changes: Mapping[str, Any]) -> list[str]:
     """The algorithms that train a model for this task."""
     found = []
     for algorithm in ALGORITHMS:
-        try:
-            changes = {key: value for key, value in settings.items() if not key.startswith("data.")}
+        with contextlib.suppress(UserError):
             prepare(*resolve(task, None, {**changes, "algorithm": algorithm}))
-        except UserError:
-            continue
-        found.append(algorithm)
+            found.append(algorithm)
     return [each for each in found if each not in WITHOUT_MODEL]
-
-
-def _without(settings: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in more}
 
 
 def _trained(task: Task, changes: Mapping[str, Any], metric: str, progress: OnStatus) -> float:

@@ -119,7 +119,9 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         "FedSubAvg beyond the paper: heat and rounds to a target, Yelp or blogs", long_tails.long_tails
     ),
     "defaults": Reproduction(
-        "every algorithm with its defaults on every task without data, and on MovieLens-100k", defaults.defaults, 5
+        "every algorithm with its defaults on every task without data, and on MovieLens-100k",
+        defaults.defaults,
+        5,
     ),
     "paper-settings": Reproduction(
         "what a task starts from beside the paper's settings: MovieLens, twenty seeds",

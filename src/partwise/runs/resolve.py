@@ -10,6 +10,7 @@ import numpy as np
 
 from partwise.algorithms.effects import check_effects
 from partwise.algorithms.registry import (
+    ALGORITHMS,
     check_keys,
     configuration,
     find_algorithm,
@@ -41,6 +42,8 @@ from partwise.tasks import (
     with_preset,
 )
 from partwise.types import UserError, counted
+
+TUNED = {"update.rate": (0.03, 0.1, 0.3), "server.rate": (0.1, 0.3, 1.0)}  # rates, and values to try
 
 
 def resolve(
@@ -92,7 +95,22 @@ def _resolved(
     config = dataclasses.replace(config, data=dict(task.loaded))
     entry = find_algorithm(algorithm)
     check_effects(task, config, entry, usual, changes)
+    if preset is None and not recorded:
+        task = task._replace(notes=(*task.notes, *_untuned(task, algorithm, written)))
     return task, entry.settle(task, config)
+
+
+def _untuned(task: Task, algorithm: str, written: Mapping[str, Any]) -> list[str]:
+    """A note if the task's rates were chosen for another algorithm, and the user gives none."""
+    made_for = algorithm_of(task.defaults)
+    chosen = algorithm in (made_for, *task.defaults) or any(key in written for key in TUNED)
+    if chosen or not task.defaults or algorithm not in ALGORITHMS:
+        return []
+    grid = " ".join(f"--grid {key}={','.join(map(str, values))}" for key, values in TUNED.items())
+    return [
+        f"The rates are those of {made_for}: none are chosen for {algorithm} on the task '{task.name}'. Before you "
+        f"compare, choose some: partwise sweep {task.name} --algorithm {algorithm} {grid} --out sweeps/{algorithm}"
+    ]
 
 
 def _options_of(task: str | Task) -> list[str]:
