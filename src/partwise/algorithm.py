@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from partwise import tree
 from partwise.client.state import Client, Progress, received_slices, value_leaves
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
@@ -120,6 +121,7 @@ class Done(NamedTuple):
     sent: Contribution
     keep: Mapping[str, jax.Array]  # until its next round
     counts: jax.Array  # whether the client took part; if not, it keeps what it had before
+    norm: jax.Array  # of what is sent for a weight of 1: of the client's update, if that is sent
 
 
 def contribute(algorithm: Algorithm, client: Client) -> Done:
@@ -129,7 +131,8 @@ def contribute(algorithm: Algorithm, client: Client) -> Done:
     known = Known(client.public, {space: each.count for space, each in keys.items()})
     more = (known,) if algorithm.aggregator.informed else ()
     sent = algorithm.aggregator.encode(report, rng, *more)
-    return Done(sent, report.keep, sent.valid & (report.weight > 0))
+    norm = tree.norm(sent.update) / jnp.where(sent.weight > 0, sent.weight, 1)
+    return Done(sent, report.keep, sent.valid & (report.weight > 0), norm)
 
 
 def change(client: Client, progress: Progress) -> dict[str, jax.Array]:

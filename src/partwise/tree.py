@@ -47,6 +47,14 @@ def all_finite(tree: Params) -> jax.Array:
     return jnp.all(jnp.isfinite(jnp.stack(sums))) if sums else jnp.asarray(True)
 
 
+def norm(tree: Params) -> jax.Array:
+    """The Euclidean norm of all leaves together, in 32 bits: infinite from about 1.8e19 on, and not a number or
+    infinite if some value is."""
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+    squares = [jnp.sum(jnp.square(jnp.abs(leaf).astype(wide(leaf)))) for leaf in leaves]
+    return jnp.sqrt(sum(squares, jnp.zeros(())))
+
+
 def where(condition: jax.Array, yes: Params, no: Params) -> Params:
     """For every leaf, `yes` if the (scalar) condition is true, otherwise `no`."""
     return jax.tree_util.tree_map(lambda a, b: jnp.where(condition, a, b), yes, no)

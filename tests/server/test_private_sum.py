@@ -163,4 +163,4 @@ def test_who_diverged_is_not_told(model, parts, make_ratings):
         with pytest.raises(UserError, match="no longer finite") as caught:
             for _ in kind(build, {"update": 0.1, "server": 1.0}, store, Recruiting(2)).run(2):
                 pass
-        assert "clients" not in str(caught.value).split("Lower")[0]
+        assert "client" not in str(caught.value).split("All updates")[0]

@@ -154,6 +154,13 @@ def _left_out(told: Mapping[str, Any]) -> None:
     words = tell_left_out({reason: told[reason] for reason in LEFT_OUT})
     if words:
         say(f"Left out over all rounds: {words}.")
+    if told.get("outliers"):
+        first = told["outliers"]["first"]
+        say(
+            f"{counted(told['outliers']['updates'], 'update')} out of all proportion to the others, the first by "
+            f"client {', '.join(map(repr, first['clients']))} in round {first['round']:,} ({first['times']:,.0f} "
+            f"times the usual norm); used all the same."
+        )
     for name, (asked, there) in told["fewer"].items():
         say(f"The data have fewer than asked for: {name} = {there:,}, not {asked:,}.")
 

@@ -30,7 +30,12 @@ def as_record(record: Record) -> dict[str, Any]:
     loss = line.pop("loss")
     if not record.serving:
         del line["serving"]
-    return line | {"train": {"loss": loss}, "broken": list(record.broken), "evaluation": None}
+    return line | {
+        "train": {"loss": loss},
+        "broken": list(record.broken),
+        "outliers": list(record.outliers),
+        "evaluation": None,
+    }
 
 
 def append_records(path: Path, records: Iterable[Mapping[str, Any]], run: str = "") -> None:

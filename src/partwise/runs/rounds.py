@@ -12,7 +12,7 @@ from partwise.config.settings import Config
 from partwise.runs.callbacks import Followed
 from partwise.runs.recorder import Recorder
 from partwise.runs.records import as_record
-from partwise.runs.sanity import FindCause, check_going
+from partwise.runs.sanity import FindCause, check_going, tell_outlier
 from partwise.server.record import Record
 from partwise.simulation.backend import Backend
 from partwise.simulation.evaluator import Evaluator
@@ -85,10 +85,13 @@ def _spent(promised: Protection | None, number: int, exactly: bool = False) -> d
 
 
 def _write(course: Course, lines: list[dict[str, Any]]) -> None:
+    tally, config = course.recorder.tally, course.config
+    before = tally.outlier
     course.recorder.add(lines)
-    config = course.config
+    if tally.outlier and not before:
+        warnings.warn(tell_outlier(tally.outlier), RunWarning, stacklevel=8)
     more = (course.rates, course.find_cause, config.simulation.backend)
-    check_going(course.recorder.tally, config.simulation.patience, config.rounds, *more)
+    check_going(tally, config.simulation.patience, config.rounds, *more)
     course.followed.show(lines)
 
 

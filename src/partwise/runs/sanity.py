@@ -188,6 +188,16 @@ def tell_left_out(counts: Mapping[str, int]) -> str:
     return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 
+def tell_outlier(first: Mapping[str, Any]) -> str:
+    """The message for the first round with an update that is out of all proportion to the others."""
+    clients = ", ".join(map(repr, first["clients"]))
+    return (
+        f"in round {first['round']:,}, the update of client {clients} was {first['times']:,.0f} times as large as "
+        f"usual (norm {first['norm']:.3g}). It was used, and one such update can undo a training: look at the data "
+        f"of this client and at the loss on it, or lower its rates. `outliers` in the records names them all"
+    )
+
+
 # The cause of updates that are not finite, found at some of these clients (empty: at clients of the last round)
 FindCause = Callable[[Sequence[Any]], Cause | None]
 STEPS = {
@@ -234,6 +244,7 @@ def _goes_wrong(tally: Tally, rates: Sequence[str], find_cause: FindCause, backe
     clients, cause = ", ".join(map(str, tally.wrong_clients)), find_cause(tally.wrong_clients)
     remedy = (cause and cause.remedy) or f"train again with lower rates ({', '.join(rates)})"
     why = f" {cause.why}." if cause else ""
+    why += f" Before that, {tell_outlier(tally.outlier)}." if tally.outlier else ""
     whose = f"; {tally.sums['broken']} updates were not finite, most recently those of clients {clients}"
     return DivergedError(
         f"the training has diverged since round {tally.wrong_since} (mean loss {tally.wrong_loss:.4g}"

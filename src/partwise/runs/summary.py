@@ -41,6 +41,7 @@ def summarize_run(
         "better": better(prepared),
         "best": best_reachable(task, prepared, config),
         **left_out(tally),
+        "outliers": tally.outlier and {"updates": tally.sums["outliers"], "first": tally.outlier},
         "examples": examples_used(task, prepared, config),
         "validation": validation(tally, _watched(config), better(prepared)),
         "fewer": _fewer(task),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from partwise.server.update_sizes import OUTLIER
+
 POINTS = 2048  # the most points of a curve; with fewer rounds, the curve has all of them
 LOOKS = 256  # the most evaluations that are kept
 FIRST_ROUNDS = 3  # their losses are the usual losses
@@ -52,6 +54,10 @@ class Tally:
         self.wrong_since: int | None = None
         self.wrong_loss: float | None = None
         self.wrong_clients: tuple[Any, ...] = ()
+        self._norm = 0.0  # the largest usual norm of an update so far
+        self.outlier: dict[str, Any] | None = (
+            None  # the first: round, clients, norm, and how many times the usual
+        )
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a round, as in metrics.jsonl."""
@@ -59,6 +65,7 @@ class Tally:
         for name in SUMMED:
             self.sums[name] += record[name] or 0  # None: it may not be told
         self.sums["broken"] += len(record["broken"])
+        self._compare(record)
         point = {name: record[name] for name in ("round", "seconds", "train")} | {"evaluation": None}
         self._points.add(point)
         if record["evaluation"]:
@@ -71,6 +78,18 @@ class Tally:
                     low, high = (here if value < low[0] else low), (here if value > high[0] else high)
                     self.ranges[name] = (low, high, here)
         self._judge(record)
+
+    def _compare(self, record: Mapping[str, Any]) -> None:
+        """Count outliers, except in rounds in which only the other clients' updates are smaller than before."""
+        norms, outliers = record.get("norms"), record.get("outliers")  # older records have neither
+        if not norms:
+            return
+        self._norm = max(self._norm, norms["median"])
+        times = norms["largest"] / self._norm if outliers else 0
+        if outliers and times > OUTLIER:
+            self.sums["outliers"] += len(outliers)
+            first = {"round": record["round"], "clients": list(outliers[:5]), "norm": norms["largest"]}
+            self.outlier = self.outlier or first | {"times": times}
 
     def _judge(self, record: Mapping[str, Any]) -> None:
         loss, broken = record["train"]["loss"], record["broken"]

@@ -34,7 +34,7 @@ def weighted(weigh: Weigh) -> Encode:
         update = {
             path: change.astype(tree.wide(change)) / (1 / weight) for path, change in report.update.items()
         }
-        valid = tree.all_finite((update, weight))
+        valid = jnp.isfinite(tree.norm(update) + weight)
         return Contribution(update, weight, (weight > 0).astype(weight.dtype), report.loss, valid)
 
     return encode

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,8 @@ class Record(NamedTuple):
     too_small: int | None
     spare: int | None
     broken: tuple[Any, ...]  # ids of clients whose update was not finite
+    norms: Mapping[str, float] | None  # of the updates that were used; None if there is none
+    outliers: tuple[Any, ...]  # ids of clients whose update was out of all proportion to these
     serving: Mapping[str, Mapping[str, int]]  # way -> what it would cost; empty if no leaf is keyed
 
 
@@ -35,8 +37,20 @@ def told_of(record: Record, private: bool) -> Record:
     """The record, or what may be told of it if clients are promised privacy."""
     if not private:
         return record
-    hidden = ("examples", "bytes_down", "bytes_up", "missed", "empty", "dropped", "too_small", "spare")
-    return record._replace(**dict.fromkeys(hidden), clients=max(record.clients, 0), broken=(), serving={})
+    hidden = (
+        "examples",
+        "bytes_down",
+        "bytes_up",
+        "missed",
+        "empty",
+        "dropped",
+        "too_small",
+        "spare",
+        "norms",
+    )
+    return record._replace(
+        **dict.fromkeys(hidden), clients=max(record.clients, 0), broken=(), outliers=(), serving={}
+    )
 
 
 def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:
@@ -51,15 +65,25 @@ def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any
 
 
 def diverged(record: Record, clients: list[Any], params: Mapping[str, Any] = {}) -> UserError:
-    """Return the error for a run whose parameters are no longer finite. `params` are these, if there is one run."""
+    """Return the error for a run whose parameters, or what its optimizer keeps, are no longer finite. `params` are
+    the parameters, if there is one run."""
     wrong = [path for path, leaf in params.items() if not np.isfinite(np.asarray(leaf, np.float32)).all()]
-    shown = ", ".join(map(str, clients[:10])) + (
-        f" and {len(clients) - 10} more" if len(clients) > 10 else ""
-    )
-    whose = f"; clients {shown}" if clients else ""
+    what = "parameters are" if wrong or not params else "optimizer state is"
+    those = f", those of {', '.join(map(repr, wrong))}" if wrong else ""
+    whose = f"; clients {_some(clients)}" if clients else ""
+    remedy = "lower server.rate, or the rates of the clients if their updates are large"
+    if record.outliers:
+        whom = f"client {_some(record.outliers)}"
+        remedy = (
+            f"the update of {whom} was out of all proportion to the others, so look at its data; or {remedy}"
+        )
     return DivergedError(
-        f"the server's parameters are no longer finite after round {record.round}"
-        f"{', those of ' if wrong else ''}{', '.join(map(repr, wrong))} (mean loss {record.loss:.4g}{whose}). All "
-        f"updates that were used are finite, so their sum or the server's step made it: lower server.rate, or the "
-        f"rates of the clients if their updates are large."
+        f"the server's {what} no longer finite after round {record.round}{those} (mean loss {record.loss:.4g}"
+        f"{whose}). All updates that were used are finite, so their sum or the server's step made it: {remedy}."
     )
+
+
+def _some(clients: Sequence[Any]) -> str:
+    """The first ten clients, and how many more there are."""
+    more = f" and {len(clients) - 10} more" if len(clients) > 10 else ""
+    return ", ".join(map(str, clients[:10])) + more

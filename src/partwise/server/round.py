@@ -22,9 +22,9 @@ from partwise.randomness import child
 from partwise.selection.serving import Demand
 from partwise.server.messages import About, Invitation, about, send, write_invitation
 from partwise.server.optimizers import ServerOptimizer
-from partwise.server.refusals import Refused, wrong_keys, wrong_place, wrong_values
+from partwise.server.refusals import Refused, norm_of, wrong_keys, wrong_place, wrong_values
 from partwise.server.report_form import ReportForm
-from partwise.server.step import ServerState, put_rows, step, take_rows
+from partwise.server.step import ServerState, is_finite, put_rows, step, take_rows
 from partwise.server.total import PUBLIC, Aggregator, Carried, Contribution, Total, add, zero_total
 from partwise.types import UserError
 
@@ -81,10 +81,11 @@ class Accepted(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """A report that was read and is in order, and the keys of its rows."""
+    """A report that was read and is in order, the keys of its rows, and how large its update is."""
 
     sent: Contribution
     keys: Mapping[str, np.ndarray]
+    norm: float = 0.0  # for a weight of 1
 
 
 _NOTHING = np.float32(0)
@@ -112,6 +113,8 @@ class Closed(NamedTuple):
     bytes_up: int  # of reports that were accepted
     empty: int  # clients that had nothing to contribute, or that a site left out of its sum
     broken: tuple[Any, ...]  # clients whose update was not finite
+    norms: tuple[tuple[Any, float], ...]  # clients whose update was used, and its norm
+    finite: bool  # whether the next version is
     missing: int  # clients that were invited and did not report
 
 
@@ -179,20 +182,24 @@ class Server:
         except UserError as error:
             return Refused("malformed", str(error))
         refused = wrong_keys(self.algorithm.partition, asked) if keys is None else None
-        return refused or (wrong_values(sent, clients) if sent.valid else None) or Reported(sent, asked)
+        norm = float(norm_of(sent))
+        refused = refused or (wrong_values(sent, norm, clients) if sent.valid else None)
+        return refused or Reported(sent, asked, norm)
 
     def _finish(
         self, state: ServerState, total: Total, rows: Mapping[str, Any], rng: jax.Array
-    ) -> tuple[ServerState, Total]:
+    ) -> tuple[ServerState, Total, jax.Array]:
         partition, optimizer = self.algorithm.partition, self.algorithm.optimizer
         if not rows:
             has_noise = bool(self.noise or self.sealed)
             state, total = finish(self.algorithm, state, total, rng, has_noise)
+            finite = is_finite(state)
         else:
             cut, part = take_rows(partition, optimizer, state, rows), _total_rows(partition, total, rows)
             cut, total = finish(self.algorithm, cut, part, rng)
+            finite = is_finite(cut)
             state = put_rows(partition, optimizer, state, rows, cut)
-        return state, total._replace(update={}, held={})
+        return state, total._replace(update={}, held={}), finite
 
 
 class _Member(NamedTuple):
@@ -216,6 +223,7 @@ class Round:
         self._served: list[Mapping[str, np.ndarray]] = []
         self._done: dict[str, Any] = {}
         self._broken: list[Any] = []
+        self._norms: list[tuple[Any, float]] = []
         self._down = self._up = self._members = 0
         self._closed = False
         self._total = server.zero(state.params)
@@ -309,6 +317,8 @@ class Round:
         self._up += num_bytes
         if found.sent.valid:
             self._members += clients
+            if found.sent.clients > 0:
+                self._norms.append((client, found.norm))
             self._add(found.sent, found.keys)
         else:
             self._broken.append(client)
@@ -329,7 +339,7 @@ class Round:
         if self._server.noise:
             added_up, carried = self._server.noise(added_up, state.aggregator)
             state = state._replace(aggregator=carried)
-        state, total = self._server.finish(state, added_up, cut, self._rng)
+        state, total, finite = self._server.finish(state, added_up, cut, self._rng)
         counts = lambda space: np.array([len(keys) for keys in asked[space]], int)
         return Closed(
             state=state,
@@ -339,6 +349,8 @@ class Round:
             bytes_up=self._up,
             empty=self._members - int(total.clients),
             broken=tuple(self._broken),
+            norms=tuple(self._norms),
+            finite=bool(finite),
             missing=len(self._open),
         )
 

@@ -116,5 +116,6 @@ def put_rows(
 
 
 def is_finite(state: ServerState) -> jax.Array:
-    """Whether the parameters are all finite numbers."""
-    return tree.all_finite({p: v for p, v in state.params.items() if jnp.issubdtype(v.dtype, jnp.floating)})
+    """Whether the parameters are all finite numbers, and what the optimizer keeps."""
+    leaves = jax.tree_util.tree_leaves((state.params, state.optimizer))
+    return tree.all_finite([leaf for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)])

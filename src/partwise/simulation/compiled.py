@@ -40,9 +40,10 @@ class Outcome(NamedTuple):
     clients: jax.Array  # number of clients with a weight above 0
     weight: jax.Array
     loss: Sums
-    finite: jax.Array  # whether the server's parameters are still finite
+    finite: jax.Array  # whether the server's parameters are still finite, and what its optimizer keeps
     used: jax.Array  # [chunks, lanes] per device: the client took part with a weight above 0
     broken: jax.Array  # [chunks, lanes]: the update was not finite and was dropped
+    norm: jax.Array  # [chunks, lanes]: of the client's update
     keep: Mapping[str, jax.Array]  # [chunks, lanes, ...]: what the clients keep until their next round
 
 
@@ -179,6 +180,7 @@ class Summed(NamedTuple):
     total: Total
     used: jax.Array  # [chunks, lanes], as in `Outcome`
     broken: jax.Array
+    norm: jax.Array
     keep: Mapping[str, jax.Array]
 
 
@@ -207,18 +209,19 @@ def cohort_total(
         shared = Shared(received, shelf, rng, room, algorithm.choose, public or {}, round_number)
         done = (run_lanes or _run_lanes)(algorithm, shared, share)
         lanes = Lanes(done.sent, lane_keys(shared, share.slots), share.most_keys)
-        now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.keep)
+        now = (done.counts, ~done.sent.valid & (share.slots.count > 0), done.norm, done.keep)
         seen = jax.tree_util.tree_map(lambda all, one: all.at[i].set(one), seen, now)
         return _add_lanes(total, lanes, algorithm.partition), seen
 
     nobody = zero_total(algorithm.aggregator, algorithm.partition, params)
     no = jnp.zeros(plan.slots.count.shape, bool)
-    carry, begin = (nobody, (no, no, dict(plan.slots.kept))), jnp.int32(0)
+    norms = jnp.zeros(plan.slots.count.shape)
+    carry, begin = (nobody, (no, no, norms, dict(plan.slots.kept))), jnp.int32(0)
     for number, room in enumerate(rooms):
         carry = jax.lax.fori_loop(begin, plan.ends[number], partial(chunk, room), carry)
         begin = plan.ends[number]
-    total, (used, broken, keep) = carry
-    return Summed(added_up(total), used, broken, keep)
+    total, (used, broken, norm, keep) = carry
+    return Summed(added_up(total), used, broken, norm, keep)
 
 
 def _run_lanes(algorithm: Algorithm, shared: Shared, share: Chunk) -> Done:
@@ -261,6 +264,7 @@ def _nothing_yet(plan: Plan) -> Outcome:
         finite=number.astype(bool),
         used=slots,
         broken=slots,
+        norm=jnp.zeros(plan.slots.count.shape),
         keep=keep,
     )
 
@@ -314,15 +318,14 @@ def compile_rounds(
         run = jax.vmap(rounds, in_axes=over_runs) if sweep else rounds
         state, outcome = run(rates, state, shelf, plan, rng, first, num_rounds)
         spread = lambda x: jnp.expand_dims(x, 1 + sweep)
-        used, broken, keep = jax.tree_util.tree_map(spread, (outcome.used, outcome.broken, outcome.keep))
-        return state, outcome._replace(used=used, broken=broken, keep=keep)
+        return state, Outcome(*outcome[:4], *jax.tree_util.tree_map(spread, outcome[4:]))
 
     along = P(RUNS, None, AXIS) if sweep else P(None, AXIS)
     everywhere: Any = P()
     own: Any = P(RUNS) if sweep else P()  # what each run has of its own
     state_spec: Any = own if sweep else tables.spec
     plan_spec: Any = Plan(along, P(None, AXIS), P(None, AXIS), everywhere, P(None, AXIS))  # pyright: ignore[reportArgumentType]
-    outcome_spec = Outcome(own, own, own, own, along, along, along)  # pyright: ignore
+    outcome_spec: Any = Outcome._make([own] * 4 + [along] * 4)
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,
@@ -343,7 +346,8 @@ def compile_total(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) 
         summed = cohort_total(build(rates), params, shelf, _here(plan), rng, rooms, public, number)
         return summed.total, *jax.tree_util.tree_map(lambda x: x[None], summed[1:])
 
-    return _on_mesh(lambda *given: Summed(*on_device(*given)), mesh, Summed(P(), P(AXIS), P(AXIS), P(AXIS)))  # pyright: ignore
+    out: Any = Summed._make([P(), *[P(AXIS)] * 4])
+    return _on_mesh(lambda *given: Summed(*on_device(*given)), mesh, out)
 
 
 def compile_each(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]]) -> Any:

@@ -148,13 +148,13 @@ def compile_late(build: Build, mesh: Mesh, rooms: Sequence[Mapping[str, int]], f
         state, ring, seen = rounds(
             rates, state, ring, shelf, mine._replace(tables=plan.tables), rng, first, num_rounds
         )
-        per_slot = jax.tree_util.tree_map(lambda x: x[:, None], (seen.used, seen.broken))
-        return state, ring, seen._replace(used=per_slot[0], broken=per_slot[1])
+        used, broken, norm = jax.tree_util.tree_map(lambda x: x[:, None], (seen.used, seen.broken, seen.norm))
+        return state, ring, seen._replace(used=used, broken=broken, norm=norm)
 
     everywhere: Any = P()
     along: Any = P(None, AXIS)
     plan_spec: Any = Plan(along, along, along, everywhere, along)
-    outcome = Outcome(everywhere, everywhere, everywhere, everywhere, along, along, everywhere)
+    outcome: Any = Outcome._make([everywhere] * 4 + [along] * 3 + [everywhere])
     mapped = jax.shard_map(
         on_device,
         mesh=mesh,

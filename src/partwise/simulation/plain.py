@@ -25,7 +25,8 @@ from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import read_invitation, send
 from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
-from partwise.server.step import ServerState, is_finite
+from partwise.server.step import ServerState
+from partwise.server.update_sizes import outlying, spread_of
 from partwise.simulation.backend import copied, owned
 from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.types import UserError
@@ -159,7 +160,7 @@ class PlainSimulation:
             )
             closed = done.closed
             self.state, self.round = closed.state, self.round + 1
-            loss = closed.total.loss
+            loss, norms = closed.total.loss, np.array([norm for _, norm in closed.norms])
             served = serve(self._sizes, len(cohort.clients), closed.demands)
             record = Record(
                 round=self.round,
@@ -173,12 +174,14 @@ class PlainSimulation:
                 too_small=cohort.too_small,
                 spare=cohort.spare,
                 broken=closed.broken,
+                norms=spread_of(norms),
+                outliers=tuple(c for (c, _), far in zip(closed.norms, outlying(norms), strict=True) if far),
                 **costs(self._sizes, served, self.serving),
             )
             private = self.algorithm.aggregator.private
-            if not is_finite(self.state):
+            if not closed.finite:
                 clients = [] if private else self.store.client_ids[cohort.clients].tolist()
-                raise diverged(record, clients, self.state.params)
+                raise diverged(told_of(record, private), clients, self.state.params)
             yield [told_of(record, private)]
 
 

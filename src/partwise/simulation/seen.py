@@ -9,6 +9,7 @@ import numpy as np
 from partwise.data.store import ClientStore
 from partwise.server.cohort import Cohort
 from partwise.server.record import Record
+from partwise.server.update_sizes import outlying, spread_of
 from partwise.simulation.compiled import Outcome
 
 
@@ -24,6 +25,8 @@ def seen(
     """The record of round `number`, from its clients [devices, chunks, lanes] (positions in the store, -1 for no
     client) and its outcome. `costs` are the fields about keys and bytes."""
     real, broken = clients >= 0, outcome.broken
+    used = outcome.used
+    norms = np.asarray(outcome.norm[used])
     loss = outcome.loss.value / outcome.loss.weight if outcome.loss.weight > 0 else float("nan")
     return Record(
         round=number,
@@ -36,5 +39,7 @@ def seen(
         too_small=cohort.too_small,
         spare=cohort.spare,
         broken=tuple(store.client_ids[clients[broken]].tolist()),
+        norms=spread_of(norms),
+        outliers=tuple(store.client_ids[clients[used][outlying(norms)]].tolist()),
         **costs,
     )
