@@ -20,6 +20,7 @@ from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator, Wait, Work
 from partwise.deployment.journal import found_journal
 from partwise.deployment.memory_book import MemoryBook
+from partwise.deployment.reading import TakenOverError, whole_tasks
 from partwise.deployment.rules import Rules, make_rules, parse_needs
 from partwise.device import Device
 from partwise.metrics import Sums
@@ -60,7 +61,7 @@ class Deciding:
     def __init__(self, transaction, **changes):
         rules = Rules(Recruiting(3), seed=1, rounds=2, quorum=2, deadline=100, lease=10, fresh=1000)
         self.deciding, self.transaction = Coordinator(SERVER, rules._replace(**changes)), transaction
-        self.close, self.rng, self.rules = self.deciding.close, self.deciding.rng, self.deciding.rules
+        self.rng, self.rules = self.deciding.rng, self.deciding.rules
 
     def __getattr__(self, decision):
         def decide(*given, **named):
@@ -73,12 +74,20 @@ class Deciding:
         with self.transaction() as book:
             return book.round()
 
+    def look(self, at):
+        with self.transaction() as book:
+            return at(book)
+
+    def close(self, state, due):
+        return self.deciding.close(state, due, whole_tasks(self.look, due))
+
     def tasks(self, number=None, attempt=None, kind="train"):
         row = self.round()
         with self.transaction() as book:
-            return book.tasks(
+            tasks = book.tasks(
                 kind, row.number if number is None else number, row.attempt if attempt is None else attempt
             )
+            return [book.whole(task.id) for task in tasks]
 
     def present(self, device, clients, now):
         """A device joins, and asks for work."""
@@ -150,6 +159,11 @@ def closed(desk, now, state=None):
     done = desk.close(state or init_server(ALGORITHM, jax.random.key(0)), due)
     assert desk.commit(due, now, "file")
     return done
+
+
+def same(state, other):
+    for a, b in zip(*map(jax.tree_util.tree_leaves, (state, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_a_round_opens_when_enough_clients_are_there(transactions):
@@ -424,15 +438,16 @@ def test_one_process_closes_a_round_and_another_takes_over_if_it_dies(transactio
     desk = begun(transactions)
     for client in desk.invited():
         work(desk, client)
-    dead = desk.due("p", 1.0)
+    dead, state = desk.due("p", 1.0), init_server(ALGORITHM, jax.random.key(0))
+    first = desk.close(state, dead)
     assert desk.due("q", 30.0) is None
     taken = desk.due("q", 61.0)
-    state = init_server(ALGORITHM, jax.random.key(0))
-    for a, b in zip(
-        *(jax.tree_util.tree_leaves(desk.close(state, x).state) for x in (dead, taken)), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
+    same(first.state, desk.close(state, taken).state)
+    with pytest.raises(TakenOverError, match="round 0 is closed by another process"):
+        desk.close(state, dead)
     assert desk.commit(taken, 62.0, "file")
+    with pytest.raises(TakenOverError):
+        desk.close(state, dead)
     assert not desk.commit(dead, 62.0, "file")
     assert desk.round().number == 1
 
@@ -799,11 +814,15 @@ class Federation(RuleBasedStateMachine):
     @rule(data=st.data())
     def closes(self, data):
         due = data.draw(st.sampled_from(self.due))
-        done = self.deciding.close(self.state, due)
+        try:
+            done = self.deciding.close(self.state, due)
+        except TakenOverError:
+            assert not self.deciding.commit(due, self.now, "file")
+            return
         if self.deciding.commit(due, self.now, "file"):
             number = due.round.number
             assert number not in self.counted
-            self.counted[number] = {task.id for task in due.tasks if task.report is not None}
+            self.counted[number] = {task.id for task in due.tasks if task.reported}
             assert int(done.total.clients) == len(self.counted[number]) >= self.deciding.rules.quorum
             self.due.clear()
 

@@ -52,7 +52,11 @@ def url(run, serve):
 def snapshot(hub):
     """All that the server knows of the round."""
     row = hub.round()
-    return row, hub.clerk.do(lambda book: book.tasks("train", row.number, row.attempt))
+
+    def tasks(book):
+        return [book.whole(task.id) for task in book.tasks("train", row.number, row.attempt)]
+
+    return row, hub.clerk.do(tasks)
 
 
 def given_work(hub, url, key, task):
@@ -199,7 +203,7 @@ def test_a_packed_report_is_read_as_the_plain_one(run, url, enroll, task):
     answer = POOL.request("POST", f"{url}/v1/reports", body=packed, headers=headers)
     assert json.loads(answer.data) == {"client": invitation.client, "valid": True}
     [task_row] = [row for row in snapshot(run.hub)[1] if row.client == invitation.client]
-    assert task_row.report == honest
+    assert run.hub.clerk.do(lambda book: book.whole(task_row.id)).report == honest
 
 
 def test_clients_cannot_be_named_strangely(run, url, enroll):

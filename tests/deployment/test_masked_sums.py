@@ -21,7 +21,7 @@ from partwise.deployment.link import UnreachableError
 from partwise.deployment.offered import algorithm_of
 from partwise.privacy.masked_client import MaskedClient
 from partwise.privacy.masked_letters import STAMP_BYTES, stamped
-from partwise.privacy.masked_server import unmasked_sum
+from partwise.privacy.masked_server import unmasked
 from partwise.runs.resolve import resolve
 from partwise.server import masked_form, skellam_sum
 from partwise.server.cohort import Cohort
@@ -185,7 +185,7 @@ def waited_for(run):
         states = ("reported",) if row.stage == UNMASK else ("open", "leased")
         return [
             task.id
-            for task in book.members(row.number, row.attempt)
+            for task in book.tasks("train", row.number, row.attempt)
             if task.state in states and task.id not in sent
         ]
 
@@ -302,12 +302,12 @@ def test_the_server_never_has_a_sum_without_the_noise_of_its_clients(masked, enr
         return plain[-1].copy()
 
     def opened(*given):
-        seen.append(unmasked_sum(*given))
+        seen.append(unmasked(*given))
         return seen[-1].copy()
 
     laid_out = masked_form.LineForm.line
     monkeypatch.setattr(masked_form.LineForm, "line", line)
-    monkeypatch.setattr(masked_sums, "unmasked_sum", opened)
+    monkeypatch.setattr(masked_sums, "unmasked", opened)
     run = masked(SKELLAM | {"rounds": 1, "cohort.sampling": "fixed"})
     take_part(agents(run, links(run, enroll, 2)))
     assert len(plain) == 6

@@ -17,6 +17,7 @@ from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Wait
 from partwise.deployment.journal import found_journal
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory_book import MemoryBook
+from partwise.deployment.reading import whole_tasks
 from partwise.deployment.rules import Rules
 from partwise.deployment.server_noise import own_noise
 from partwise.model.partition import keyed, partition
@@ -117,7 +118,8 @@ class Desk:
         return self.do(lambda book: self.coordinator.due(book, "p", now))
 
     def total(self, due):
-        return SUMS.total(due.tasks, self.do(lambda book: self.coordinator.stages.collected(book, due.round)))
+        collected = self.do(lambda book: self.coordinator.stages.collected(book, due.round))
+        return SUMS.total(whole_tasks(self.do, due), collected)
 
     def whole_round(self):
         for stage in range(4):
@@ -317,8 +319,8 @@ def test_a_reported_line_is_noise_to_the_server(transaction):
     desk = Desk(transaction)
     for one in desk.everyone:
         one.line = np.zeros(NUM_WORDS, np.uint32)
-    desk.whole_round()
-    for task in desk.do(lambda book: book.tasks("train", 0, 0)):
+    due = desk.whole_round()
+    for task in whole_tasks(desk.do, due):
         found = np.frombuffer(SUMS.form.read(task.report, task.id)[STAMP_BYTES:], np.uint8)
         counts = np.bincount(found, minlength=256)
         squared = float(((counts - counts.mean()) ** 2 / counts.mean()).sum())

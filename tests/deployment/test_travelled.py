@@ -8,7 +8,7 @@ import pytest
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import to_bytes
 from partwise.deployment.book import TaskRow
-from partwise.deployment.travelled import travelled
+from partwise.deployment.travelled import Travelled
 from partwise.runs.resolve import resolve
 
 
@@ -24,6 +24,13 @@ def task(keys=None, report=None):
     asked = None if keys is None else to_bytes({"item": np.arange(keys)})
     sent = None if report is None else to_bytes({"any": np.zeros(report, np.int8)})
     return TaskRow("id", "train", 0, 0, 0, "ann", "device", keys=asked, report=sent)
+
+
+def travelled(partition, tasks, on_demand):
+    counts = Travelled(partition, on_demand)
+    assert [counts.counted(task) for task in tasks] == tasks
+    assert counts.reports == sum(len(task.report or b"") for task in tasks)
+    return counts.record()
 
 
 def test_slices_and_keys_count_for_all_who_asked(partition):

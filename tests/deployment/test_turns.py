@@ -258,7 +258,7 @@ class Waiting(RuleBasedStateMachine):
     def publish(self, due):
         if self.desk.do("commit", due, self.now, "file"):
             for task in due.tasks:
-                if task.report is not None:
+                if task.reported:
                     self.rounds.setdefault(task.client, []).append(due.round.number)
 
     @precondition(lambda self: self.desk.round().phase == "waiting")

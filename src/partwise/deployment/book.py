@@ -69,6 +69,11 @@ class TaskRow(NamedTuple):
         """The clients."""
         return (self.client,) if self.clients == 1 else tuple(json.loads(self.client))
 
+    @property
+    def reported(self) -> bool:
+        """Whether it has a report, which this row may be without."""
+        return self.state == "reported"
+
 
 class TaskCounts(NamedTuple):
     """How many clients the tasks of a round have: all, those of tasks that have reported, those of lost tasks."""
@@ -112,7 +117,11 @@ class Book(Protocol):
         ...
 
     def task(self, task: str) -> TaskRow | None:
-        """One task, which nobody else changes until this transaction ends."""
+        """One task with all its bytes, which nobody else changes until this transaction ends."""
+        ...
+
+    def whole(self, task: str) -> TaskRow | None:
+        """One task with all its bytes, as it is now."""
         ...
 
     def put_tasks(self, rows: Iterable[TaskRow]) -> None:
@@ -120,7 +129,7 @@ class Book(Protocol):
         ...
 
     def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
-        """The tasks of a round, by place, with all their bytes."""
+        """The tasks of a round, by place, without bytes: together, their reports may be larger than memory."""
         ...
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
@@ -145,7 +154,7 @@ class Book(Protocol):
 
     def buffered(self, most: int) -> list[TaskRow]:
         """At most so many training tasks that have reported and were not counted, by version, attempt and place,
-        with all their bytes."""
+        without bytes."""
         ...
 
     def num_buffered(self) -> int:
@@ -162,10 +171,6 @@ class Book(Protocol):
 
     def forget(self, before: int) -> None:
         """Delete the tasks of versions before this one."""
-        ...
-
-    def members(self, number: int, attempt: int) -> list[TaskRow]:
-        """The training tasks of a round, by place, without bytes."""
         ...
 
     def close_some(self, tasks: Iterable[str]) -> None:

@@ -59,15 +59,21 @@ class Clerk:
             asked = waiting.pop() if waiting else self._asked.get()
             if asked is None:
                 return
-            together = [asked]
-            while not asked.alone and len(together) < MOST and not self._asked.empty():
-                following = self._asked.get()
-                if following is None or following.alone:
-                    waiting.append(following)
-                    break
-                together.append(following)
+            together = self._with_others(asked, waiting)
             # Who does not wait any more (a device that hung up) is not answered.
             self._answer([each for each in together if each.answer.set_running_or_notify_cancel()])
+            del asked, together  # they have reports, which would be kept until the next decision
+
+    def _with_others(self, asked: _Asked, waiting: list[_Asked | None]) -> list[_Asked]:
+        """A decision, and those that can be made in its transaction. What comes after them goes to `waiting`."""
+        together = [asked]
+        while not asked.alone and len(together) < MOST and not self._asked.empty():
+            following = self._asked.get()
+            if following is None or following.alone:
+                waiting.append(following)
+                break
+            together.append(following)
+        return together
 
     def _answer(self, together: list[_Asked]) -> None:
         if not together:

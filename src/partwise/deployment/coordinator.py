@@ -10,7 +10,8 @@ a task is lost for it at once. A round closes
 * at its deadline, if the quorum has reported. If it has not, the round is tried again with other clients.
 
 Reports are added up in the order of the cohort, whatever the order in which they came. So the model depends on who
-reported, and on nothing else: it equals the plain backend's bit for bit.
+reported, and on nothing else: it equals the plain backend's bit for bit. They are read one at a time: those of a
+round may be larger than memory.
 
 With a *buffer* (FedBuff; Nguyen et al., 2022) there are no rounds to wait for: a version is made of every
 `buffer` reports, and tasks are given out so that `concurrency` of them are not in the model yet. A report for
@@ -38,13 +39,14 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.book import Book, ClientRow, HasLeft, Kind, RoundRow, TaskRow, VersionRow
 from partwise.deployment.drawing import candidates, draw, drawn, note_turns
 from partwise.deployment.jobs import MASK, Due, Job, Verdict, Wait, Work
+from partwise.deployment.reading import is_closed_by, summed_metrics
 from partwise.deployment.rules import Rules
 from partwise.deployment.stages import MaskedRounds, not_now, try_again
 from partwise.randomness import round_rng
 from partwise.server.cohort import Recruiting
 from partwise.server.masked_form import MaskedForm
 from partwise.server.messages import About, Invitation, about, read_metrics
-from partwise.server.round import Accepted, Closed, Refused, Reported, Server, wrong_keys, wrong_place
+from partwise.server.round import Accepted, Closed, Refused, Reported, Round, Server, wrong_keys, wrong_place
 from partwise.server.step import ServerState
 from partwise.server.total import Total
 from partwise.types import UserError
@@ -212,41 +214,46 @@ class Coordinator:
     def repeat(self, book: Book, due: Due) -> None:
         """Try a round again with other clients that this process could not close."""
         row = book.round("alone")
-        if (row.number, row.phase, row.closer) == (due.round.number, "closing", due.round.closer):
+        if is_closed_by(book, due):
             try_again(book, row)
 
-    def close(self, state: ServerState, due: Due, total: Total | None = None) -> Closed:
-        """Add up what was reported. It needs no book, and the same reports always give the same bits. If reports
-        are sealed, `total` is their sum."""
+    def close(self, state: ServerState, due: Due, tasks: Iterable[TaskRow]) -> Closed:
+        """Add up what was reported. `tasks` are those of the round with their bytes (`deployment.reading`); one is
+        let go of before the next one is asked for. The same reports always give the same bits."""
+        now = self._begin(state, due)
+        for task in tasks:
+            if task.report is not None:
+                self._include(now, due, task, task.report)
+            del task
+        return _closed(now, due)
+
+    def close_sum(self, state: ServerState, due: Due, total: Total, num_bytes: int) -> Closed:
+        """The same if reports are sealed, and this is their sum. They had so many bytes."""
+        now = self._begin(state, due)
+        now.include_sum(total, sum(task.clients for task in due.tasks if task.reported), num_bytes)
+        return _closed(now, due)
+
+    def _begin(self, state: ServerState, due: Due) -> Round:
         number = due.round.number
-        now = self.server.begin(state, number, self.rng(number), self.rules.seed)
-        if total is not None:
-            reports = [task for task in due.tasks if task.report is not None]
-            sizes = [len(task.report or b"") for task in reports]
-            now.include_sum(total, sum(task.clients for task in reports), sum(sizes))
-        for task in due.tasks:
-            if task.report is not None and total is None:
-                keys = from_bytes(task.keys)[0] if task.keys else None
-                found = self.server.read(self.about(task), keys, task.report, task.clients)
-                if not isinstance(found, Reported):
-                    raise UserError(f"a report of '{task.client}' in the journal is not one: {found.what}")
-                factor = (1.0 + number - task.number) ** -self.rules.staleness
-                now.include(task.names, self.about(task), found, len(task.report), factor, task.clients)
-        closed = now.close()
-        return closed._replace(
-            broken=tuple(name for names in closed.broken for name in names),
-            missing=sum(task.clients for task in due.tasks if task.report is None),
-        )
+        return self.server.begin(state, number, self.rng(number), self.rules.seed)
+
+    def _include(self, now: Round, due: Due, task: TaskRow, report: bytes) -> None:
+        keys = from_bytes(task.keys)[0] if task.keys else None
+        found = self.server.read(self.about(task), keys, report, task.clients)
+        if not isinstance(found, Reported):
+            raise UserError(f"a report of '{task.client}' in the journal is not one: {found.what}")
+        factor = (1.0 + due.round.number - task.number) ** -self.rules.staleness
+        now.include(task.names, self.about(task), found, len(report), factor, task.clients)
 
     def commit(
         self, book: Book, due: Due, now: float, file: str, record: str = "{}", slices: str = ""
     ) -> bool:
         """Publish the next version, whose state is in `file`; False if another process was quicker."""
         row = book.round("alone")
-        if (row.number, row.phase, row.closer) != (due.round.number, "closing", due.round.closer):
+        if not is_closed_by(book, due):
             return False
         number = row.number + 1
-        book.count((task.id for task in due.tasks if task.report is not None), number)
+        book.count((task.id for task in due.tasks if task.reported), number)
         note_turns(book, self.rules, due.tasks, row.number)
         if self.stages:
             book.drop_letters()
@@ -284,11 +291,10 @@ class Coordinator:
             here = book.round("alone")
             if (here.phase, here.number) == ("evaluating", row.number):
                 book.put_round(here._replace(phase="ended"))
-            tasks = book.tasks("evaluate", row.number, 0)
-            sums = _summed(task.report for task in tasks if task.report is not None)
-            ended.append(row._replace(metrics=json.dumps(sums)))
+            done = [task.id for task in book.tasks("evaluate", row.number, 0) if task.reported]
+            ended.append(row._replace(metrics=json.dumps(summed_metrics(book, done))))
             book.close_tasks("evaluate", row.number, 0)
-            book.count((task.id for task in tasks if task.report is not None), row.number)
+            book.count(done, row.number)
             book.put_version(ended[-1])
         return ended
 
@@ -371,16 +377,14 @@ class Coordinator:
         return Job(row.kind, invitation, version.slices if version else "", row.names)
 
 
+def _closed(now: Round, due: Due) -> Closed:
+    closed = now.close()
+    return closed._replace(
+        broken=tuple(name for names in closed.broken for name in names),
+        missing=sum(task.clients for task in due.tasks if not task.reported),
+    )
+
+
 def _one(row: TaskRow) -> str:
     """The client of a task; "" if there are several."""
     return row.client if row.clients == 1 else ""
-
-
-def _summed(reports: Iterable[bytes]) -> dict[str, tuple[float, float]]:
-    """Metrics of several clients as sums of values and of weights."""
-    total: dict[str, tuple[float, float]] = {}
-    for report in reports:
-        for name, each in read_metrics(report).items():
-            value, weight = total.get(name, (0.0, 0.0))
-            total[name] = (value + float(each.value), weight + float(each.weight))
-    return total

@@ -45,7 +45,7 @@ def drawn(rules: Rules, there: Sequence[ClientRow], wanted: Recruiting, row: Rou
 def note_turns(book: Book, rules: Rules, tasks: Iterable[TaskRow], number: int) -> None:
     """Note that the clients of these tasks took part in a round, if they are to wait from now on."""
     if rules.wait > 1:
-        book.put_turns([name for task in tasks if task.report is not None for name in task.names], number)
+        book.put_turns([name for task in tasks if task.reported for name in task.names], number)
 
 
 def _waiting(book: Book, rules: Rules, number: int) -> set[str]:

@@ -33,6 +33,7 @@ from partwise.deployment.helper_link import HelperLink
 from partwise.deployment.hub import Hub, Publisher
 from partwise.deployment.journal_place import VERSIONS, begin_journal, journal_of
 from partwise.deployment.link import Offer
+from partwise.deployment.memory import check_memory
 from partwise.deployment.offered import algorithm_of as algorithm_of
 from partwise.deployment.offered import algorithm_with
 from partwise.deployment.promise import (
@@ -171,6 +172,7 @@ def open_run(
     server = Server(algorithm, folder.run, config.deploy.precision, sealed, make_noise(promised))
     rows = journal_of(folder, journal)
     like = jax.eval_shape(lambda: init_server(algorithm, round_rng(config.seed, INIT_ROUND)))
+    check_memory(server, like, rules)
     start = load_tree(folder.path / START_FILE, like)[0]
     publisher, own = _publisher(folder, config, algorithm.partition, heats, place)
     if place and not files:

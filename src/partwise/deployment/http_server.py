@@ -37,7 +37,7 @@ from starlette.routing import Route
 
 from partwise.checkpoint import from_bytes
 from partwise.deployment.auth import NotAllowedError, Signed, verify
-from partwise.deployment.bodies import TooLargeError, pack, read_body, read_json, unpack
+from partwise.deployment.bodies import SMALL, Bodies, TooLargeError, pack, read_json, unpack
 from partwise.deployment.book import RoundRow
 from partwise.deployment.clerk import Answer
 from partwise.deployment.helper_link import HelperDownError
@@ -57,7 +57,6 @@ from partwise.types import UserError, counted
 logger = logging.getLogger("partwise.server")
 SAFETENSORS, JSON = "application/x-safetensors", "application/json"
 BYTES = "application/octet-stream"
-SMALL = 1 << 20  # bytes of a request that is JSON
 TICK = 0.2  # seconds between looks whether a round is due, if nothing happens
 STATUS = {"malformed": 400, "keys": 400, "not finite": 400, "weight": 400, "task": 404}  # others: 409
 
@@ -84,7 +83,7 @@ class _Application:
         self.offer, self.offered = offer, json.dumps(offer._asdict()).encode()
         self.requests = offer.settings["deploy.requests"]
         self.waiting, self.allowance, self.meters = Waiting(), Allowance(self.requests), Meters()
-        self.between_stages = Waiting()
+        self.between_stages, self.bodies = Waiting(), Bodies(hub.folder)
         self.faults: dict[str, float] = {}  # where the server made a mistake, and when
         self.rules, pair = hub.coordinator.rules, hub.pair
         # A run that was begun before longer ones were refused may have one.
@@ -121,14 +120,14 @@ class _Application:
         """A request of a device: its body is read up to a limit, and its device is known."""
 
         async def answer(request: Request) -> Response:
-            raw = await read_body(request.stream(), most)
-            asked = (request.method, request.url.path, request.headers, raw)
-            signed = verify(asked, self.hub.keys.get, time.time())
-            if not self.allowance.take(signed.device, time.monotonic()):
-                told = f"device {signed.device} makes more than {self.requests} requests a minute"
-                return refusal(429, "too many", told)
-            body = unpack(raw, request.headers.get("content-encoding", ""), most)
-            response = await work(signed, body, request)
+            encoding = request.headers.get("content-encoding", "")
+            async with self.bodies.taken(request.stream(), encoding, most) as raw:
+                asked = (request.method, request.url.path, request.headers, raw)
+                signed = verify(asked, self.hub.keys.get, time.time())
+                if not self.allowance.take(signed.device, time.monotonic()):
+                    told = f"device {signed.device} makes more than {self.requests} requests a minute"
+                    return refusal(429, "too many", told)
+                response = await work(signed, unpack(raw, encoding, most), request)
             if response.status_code >= 400:
                 logger.info("%s of %s: %s", path, signed.device, bytes(response.body).decode())
             return response

@@ -34,8 +34,9 @@ from partwise.deployment.key_ring import KeyRing
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory import give_back_memory
 from partwise.deployment.pair import Pair
+from partwise.deployment.reading import TakenOverError, whole_tasks
 from partwise.deployment.stages import MaskedRounds
-from partwise.deployment.travelled import travelled
+from partwise.deployment.travelled import Travelled
 from partwise.randomness import EVALUATION_ROUND
 from partwise.server.messages import key_data, send
 from partwise.server.round import Accepted, Closed, Refused, wrong_keys
@@ -270,17 +271,18 @@ class Hub:
         return closed or bool(ended) or opened
 
     def _close(self, due: Due) -> bool:
-        number = due.round.number + 1
+        number, partition = due.round.number + 1, self.coordinator.server.algorithm.partition
+        counts = Travelled(partition, on_demand=self._publisher is None)
         try:
-            total = self._total(due)
-        except UserError as error:
-            logger.warning("round %d is tried again: %s", number - 1, error)
+            closed = self._added_up(due, counts)
+        except TakenOverError as error:
+            logger.info("%s", error)
+            return False
+        if closed is None:
             self.clerk.do(lambda book: self.coordinator.repeat(book, due), alone=True)
             return True
-        closed = self.coordinator.close(self.state(number - 1), due, total)
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
-        partition, on_demand = self.coordinator.server.algorithm.partition, self._publisher is None
-        record = told(due, closed, self._clock()) | travelled(partition, due.tasks, on_demand)
+        record = told(due, closed, self._clock()) | counts.record()
         if self.coordinator.server.algorithm.aggregator.private:
             record |= dict.fromkeys(HIDDEN)
         if self._spent:
@@ -296,12 +298,25 @@ class Hub:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
         return done
 
-    def _total(self, due: Due) -> Total | None:
+    def _added_up(self, due: Due, counts: Travelled) -> Closed | None:
+        """A round that is closed, from its reports, which are read and counted one by one; None if they are sealed
+        and cannot be added up."""
+        state, tasks = self.state(due.round.number), map(counts.counted, whole_tasks(self.clerk.do, due))
+        try:
+            total = self._total(due, tasks)
+        except UserError as error:
+            logger.warning("round %d is tried again: %s", due.round.number, error)
+            return None
+        if total is None:
+            return self.coordinator.close(state, due, tasks)
+        return self.coordinator.close_sum(state, due, total, counts.reports)
+
+    def _total(self, due: Due, tasks: Iterable[TaskRow]) -> Total | None:
         """The sum of reports that this server cannot read."""
         if self._masked:
             letters = self.clerk.do(lambda book: self._stages.collected(book, due.round))
-            return self._masked.total(due.tasks, letters)
-        return self.pair.total(due.tasks, due.round.number) if self.pair else None
+            return self._masked.total(tasks, letters)
+        return self.pair.total(tasks, due.round.number) if self.pair else None
 
     def _forget(self, now: float) -> None:
         """Delete numbers that were used once, and files of versions that nobody needs any more."""
@@ -368,7 +383,7 @@ class Hub:
 def told(due: Due, closed: Closed, now: float) -> dict[str, Any]:
     """What is recorded of a round."""
     loss, number = closed.total.loss, due.round.number
-    late = [number - task.number for task in due.tasks if task.report is not None]
+    late = [number - task.number for task in due.tasks if task.reported]
     return {
         "round": number + 1,
         "attempt": due.round.attempt,

@@ -36,7 +36,8 @@ class Wait(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A round that this process is to close now, with what was asked for and reported, in the cohort's order."""
+    """A round that this process is to close now, with its tasks in the cohort's order. They are without bytes,
+    which `deployment.reading` reads."""
 
     round: RoundRow
     tasks: Sequence[TaskRow]

@@ -134,8 +134,13 @@ class SqlBook(SqlLetters):
         return [ClientRow(*row) for row in self.connection.execute(_PRESENT, {"since": since})]
 
     def task(self, task: str) -> TaskRow | None:
-        """One task, locked."""
+        """One task with all its bytes, locked."""
         found = self.connection.execute(_TASK, {"task": task}).one_or_none()
+        return None if found is None else TaskRow(*found)
+
+    def whole(self, task: str) -> TaskRow | None:
+        """One task with all its bytes."""
+        found = self.connection.execute(_WHOLE, {"task": task}).one_or_none()
         return None if found is None else TaskRow(*found)
 
     def put_tasks(self, rows: Iterable[TaskRow]) -> None:
@@ -145,8 +150,8 @@ class SqlBook(SqlLetters):
             self.connection.execute(_put(self.insert, TASKS), values)
 
     def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
-        """The tasks of a round, by place."""
-        query = sa.select(TASKS).where(*_of_round(kind, number, attempt)).order_by(*IN_ORDER)
+        """The tasks of a round, by place, without bytes."""
+        query = sa.select(*SMALL).where(*_of_round(kind, number, attempt)).order_by(*IN_ORDER)
         return [TaskRow(*row) for row in self.connection.execute(query)]
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
@@ -174,8 +179,8 @@ class SqlBook(SqlLetters):
         self.connection.execute(query.values(state="closed"))
 
     def buffered(self, most: int) -> list[TaskRow]:
-        """Training tasks that have reported and were not counted."""
-        query = sa.select(TASKS).where(BUFFERED).order_by(*IN_ORDER).limit(most)
+        """Training tasks that have reported and were not counted, without bytes."""
+        query = sa.select(*SMALL).where(BUFFERED).order_by(*IN_ORDER).limit(most)
         return [TaskRow(*row) for row in self.connection.execute(query)]
 
     def num_buffered(self) -> int:
@@ -245,7 +250,8 @@ _ROUNDS = {
     "share": sa.select(ROUND).with_for_update(read=True),
     "alone": sa.select(ROUND).with_for_update(),
 }
-_TASK = sa.select(TASKS).where(TASKS.c.id == sa.bindparam("task")).with_for_update()
+_WHOLE = sa.select(TASKS).where(TASKS.c.id == sa.bindparam("task"))
+_TASK = _WHOLE.with_for_update()
 _VERSION = sa.select(VERSIONS).where(VERSIONS.c.number == sa.bindparam("number"))
 _HOLD_ALL = (  # a device that works on some of its tasks is not late with the others
     sa.update(TASKS)

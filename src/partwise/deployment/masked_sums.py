@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from partwise.algorithm import Algorithm
 from partwise.deployment.book import TaskRow
 from partwise.deployment.stages import Collected
-from partwise.privacy.masked_server import unmasked_sum
+from partwise.privacy.masked_server import masked_sum, unmasked
 from partwise.privacy.skellam import NoiseShare
 from partwise.server.masked_form import MaskedForm
 from partwise.server.total import Total
@@ -27,22 +27,34 @@ class MaskedSums:
         self._words = WordForm(algorithm.aggregator, algorithm.partition)
         self.form, self._share = MaskedForm(self._words), share
 
-    def total(self, tasks: Sequence[TaskRow], collected: Collected) -> Total:
-        """The sum of the reports of these tasks, in words. It has no noise yet (`deployment.server_noise`).
+    def total(self, tasks: Iterable[TaskRow], collected: Collected) -> Total:
+        """The sum of the reports of these tasks, which are read one by one, in words. It has no noise yet
+        (`deployment.server_noise`).
 
         Raises:
             TooFewError: Too few have helped to unmask it.
             UserError: Somebody's shares are wrong.
         """
-        masked = {task.id: self.form.read(task.report, task.id) for task in tasks if task.report is not None}
-        line = unmasked_sum(
+        uploaded: list[str] = []
+        letters = self._letters(tasks, uploaded)
+        total = masked_sum(collected.context, letters, self.form.lines.num_words)
+        line = unmasked(
             collected.context,
             collected.advertised,
             collected.shared,
-            masked,
+            uploaded,
+            total,
             collected.unmasking,
             collected.settings,
         )
         if self._share:
-            line += self.form.lines.noise(self._share, self._share.most - len(masked))
+            line += self.form.lines.noise(self._share, self._share.most - len(uploaded))
         return self._words.total(self.form.lines.words(line))
+
+    def _letters(self, tasks: Iterable[TaskRow], uploaded: list[str]) -> Iterator[tuple[str, bytes]]:
+        """The letters in the reports of these tasks. Who has sent one is added to `uploaded`."""
+        for task in tasks:
+            if task.report is not None:
+                uploaded.append(task.id)
+                yield task.id, self.form.read(task.report, task.id)
+            del task

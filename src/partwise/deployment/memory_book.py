@@ -53,7 +53,11 @@ class MemoryBook:
         return sorted(row for row in self._clients.values() if row.device in there)
 
     def task(self, task: str) -> TaskRow | None:
-        """One task."""
+        """One task with all its bytes."""
+        return self._tasks.get(task)
+
+    def whole(self, task: str) -> TaskRow | None:
+        """The same."""
         return self._tasks.get(task)
 
     def put_tasks(self, rows: Iterable[TaskRow]) -> None:
@@ -61,9 +65,8 @@ class MemoryBook:
         self._tasks |= {row.id: row for row in rows}
 
     def tasks(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
-        """The tasks of a round, by place."""
-        wanted = (kind, number, attempt)
-        return [row for row in self._sorted() if (row.kind, row.number, row.attempt) == wanted]
+        """The tasks of a round, by place, without bytes."""
+        return [_bare(row) for row in self._of_round(kind, number, attempt)]
 
     def tally(self, kind: Kind, number: int, attempt: int, now: float) -> TaskCounts:
         """How many clients these tasks have, have reported, and are lost."""
@@ -74,7 +77,7 @@ class MemoryBook:
 
     def tasks_of(self, device: str, most: int) -> list[TaskRow]:
         """Tasks that one device has to do."""
-        return [row._replace(keys=None, report=None) for row in self._to_do(device)[:most]]
+        return [_bare(row) for row in self._to_do(device)[:most]]
 
     def devices_with_tasks(self) -> set[str]:
         """The devices that have something to do."""
@@ -87,12 +90,11 @@ class MemoryBook:
 
     def close_tasks(self, kind: Kind, number: int, attempt: int) -> None:
         """Those of a round that have not reported will not any more."""
-        tasks = self.tasks(kind, number, attempt)
-        self.put_tasks([row._replace(state="closed") for row in tasks if row.state in ("open", "leased")])
+        self.close_some(row.id for row in self._of_round(kind, number, attempt))
 
     def buffered(self, most: int) -> list[TaskRow]:
-        """Training tasks that have reported and were not counted."""
-        return [row for row in self._sorted() if _is_buffered(row)][:most]
+        """Training tasks that have reported and were not counted, without bytes."""
+        return [_bare(row) for row in self._sorted() if _is_buffered(row)][:most]
 
     def num_buffered(self) -> int:
         """How many such tasks there are."""
@@ -113,10 +115,6 @@ class MemoryBook:
         """Delete the tasks of versions before this one."""
         self._tasks = {id: row for id, row in self._tasks.items() if row.number >= before}
 
-    def members(self, number: int, attempt: int) -> list[TaskRow]:
-        """The training tasks of a round, without bytes."""
-        return [row._replace(keys=None, report=None) for row in self.tasks("train", number, attempt)]
-
     def close_some(self, tasks: Iterable[str]) -> None:
         """These tasks will not report any more."""
         found = [self._tasks[task] for task in tasks]
@@ -124,7 +122,7 @@ class MemoryBook:
 
     def hold(self, number: int, attempt: int, until: float) -> None:
         """The training tasks of a round are their devices' until then."""
-        tasks = self.tasks("train", number, attempt)
+        tasks = self._of_round("train", number, attempt)
         self.put_tasks([row._replace(lease_until=until) for row in tasks if row.state in HELD])
 
     def put_letter(self, task: str, stage: int, body: bytes) -> None:
@@ -173,8 +171,16 @@ class MemoryBook:
     def _to_do(self, device: str) -> list[TaskRow]:
         return [row for row in self._sorted() if row.device == device and row.state in ("open", "leased")]
 
+    def _of_round(self, kind: Kind, number: int, attempt: int) -> list[TaskRow]:
+        wanted = (kind, number, attempt)
+        return [row for row in self._sorted() if (row.kind, row.number, row.attempt) == wanted]
+
     def _sorted(self) -> list[TaskRow]:
         return sorted(self._tasks.values(), key=lambda row: (row.number, row.attempt, row.place, row.id))
+
+
+def _bare(row: TaskRow) -> TaskRow:
+    return row._replace(keys=None, report=None)
 
 
 def _is_buffered(row: TaskRow) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,8 +79,9 @@ class Pair:
         tables = self._bucketed(version, params)
         return write_joined(self.agreement, self._partition, params, tables, asked, theirs, rng, belongs)
 
-    def total(self, tasks: Sequence[TaskRow], version: int) -> Total:
-        """The sum of the reports of these tasks, which are of one version, with both servers' noise."""
+    def total(self, tasks: Iterable[TaskRow], version: int) -> Total:
+        """The sum of the reports of these tasks, which are of one version, with both servers' noise. The helper is
+        sent its parts of all of them at once, so they are in memory together (`deployment.memory`)."""
         reports = [self.form.read(task.report, task.id) for task in tasks if task.report is not None]
         theirs, refused = self._helper.share(self.agreement, version, [for_helper(each) for each in reports])
         kept = [each for place, each in enumerate(reports) if place not in set(refused)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from partwise.deployment.book import TaskRow
 from partwise.deployment.tables import LETTERS, TASKS
 
 MANY = 500  # rows in a statement
@@ -19,11 +18,6 @@ class SqlLetters:
     """Part of `deployment.journal.SqlBook`. Methods are as in `deployment.book.Book`."""
 
     connection: sa.Connection
-
-    def members(self, number: int, attempt: int) -> list[TaskRow]:
-        """The training tasks of a round, without bytes."""
-        query = sa.select(*SMALL).where(*_of_round(number, attempt)).order_by(TASKS.c.place, TASKS.c.id)
-        return [TaskRow(*row) for row in self.connection.execute(query)]
 
     def close_some(self, tasks: Iterable[str]) -> None:
         """These tasks will not report any more."""

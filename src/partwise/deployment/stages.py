@@ -114,7 +114,7 @@ class MaskedRounds:
 
     def verdict(self, book: Book, row: RoundRow, now: float) -> Verdict:
         """Whether the stage of an open round ends, and how."""
-        tasks = book.members(row.number, row.attempt)
+        tasks = book.tasks("train", row.number, row.attempt)
         if len(tasks) < max(FEWEST, self._rules.least):
             return "repeat"
         sent = self._sent(book, row, tasks, row.stage)
@@ -132,7 +132,7 @@ class MaskedRounds:
     def advance(self, book: Book, row: RoundRow, now: float) -> None:
         """End a stage, in a transaction that has the round for itself: nobody else can get into it from now on.
         If its letters do not fit together, the round is repeated."""
-        number, attempt, tasks = row.number, row.attempt, book.members(row.number, row.attempt)
+        number, attempt, tasks = row.number, row.attempt, book.tasks("train", row.number, row.attempt)
         if row.stage == ADVERTISE:
             self._drop_spare(book, row, tasks)
         sent = self._sent(book, row, tasks, row.stage)
@@ -210,7 +210,7 @@ class MaskedRounds:
         shared = letters(SHARE)
         if stage == SHARE:
             return masked_server.deliveries(context, advertised, shared, settings)
-        uploaded = self._sent(book, row, book.members(row.number, row.attempt), MASK)
+        uploaded = self._sent(book, row, book.tasks("train", row.number, row.attempt), MASK)
         return masked_server.survivors(context, advertised, shared, uploaded, settings)
 
 

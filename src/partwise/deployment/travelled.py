@@ -3,7 +3,7 @@ without the headers of messages and of HTTP, and before compression."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 
 from partwise.checkpoint import from_bytes
 from partwise.deployment.book import TaskRow
@@ -11,21 +11,36 @@ from partwise.model.partition import Partition
 from partwise.selection.serving import KEY_BYTES, sizes_of
 
 
-def travelled(partition: Partition, tasks: Iterable[TaskRow], on_demand: bool) -> dict[str, int | None]:
-    """`bytes_down` and `bytes_up` of the tasks of a round.
+class Travelled:
+    """Counts `bytes_down` and `bytes_up` of the tasks of a round, one after the other.
 
-    Down are the slices of every task that asked for them. If slices are files, only their host knows, and it is
-    None. Up are the keys that were asked for, and the arrays of the reports, as they were written
+    Down are the slices of every task that asked for them. If slices are files (not `on_demand`), only their host
+    knows, and it is None. Up are the keys that were asked for, and the arrays of the reports, as they were written
     (`deploy.precision`): what a simulated client sends, and 16 bytes of sums.
     """
-    tasks, sizes = list(tasks), sizes_of(partition)
-    up = sum(len(task.report) - _header(task.report) for task in tasks if task.report is not None)
-    if not on_demand:
-        return {"bytes_down": None, "bytes_up": up}
-    asked = [from_bytes(task.keys)[0] for task in tasks if task.keys is not None]
-    num_keys = {space: sum(len(keys[space]) for keys in asked) for space in partition.spaces}
-    down = len(asked) * sizes.fixed + sum(sizes.slices[space] * each for space, each in num_keys.items())
-    return {"bytes_down": down, "bytes_up": up + KEY_BYTES * sum(num_keys.values())}
+
+    def __init__(self, partition: Partition, on_demand: bool):
+        self._sizes, self._on_demand = sizes_of(partition), on_demand
+        self._asked, self._arrays, self._keys = 0, 0, Counter[str]()
+        self.reports = 0  # bytes of reports, with their headers
+
+    def counted(self, task: TaskRow) -> TaskRow:
+        """The same task, which has been counted now."""
+        if task.report is not None:
+            self.reports += len(task.report)
+            self._arrays += len(task.report) - _header(task.report)
+        if task.keys is not None and self._on_demand:
+            self._asked += 1
+            self._keys.update({space: len(keys) for space, keys in from_bytes(task.keys)[0].items()})
+        return task
+
+    def record(self) -> dict[str, int | None]:
+        """What is recorded of the round."""
+        if not self._on_demand:
+            return {"bytes_down": None, "bytes_up": self._arrays}
+        slices = sum(self._sizes.slices[space] * each for space, each in self._keys.items())
+        up = self._arrays + KEY_BYTES * self._keys.total()
+        return {"bytes_down": self._asked * self._sizes.fixed + slices, "bytes_up": up}
 
 
 def _header(message: bytes) -> int:

@@ -6,6 +6,8 @@ the letters, and a server that was killed can go on.
     survivors(...)     after `mask`:      to each who uploaded, who else did and who dropped out
     unmasked_sum(...)  after `unmask`:    the sum over those who uploaded, modulo 2^32
 
+`masked_sum` adds up the uploads one by one, and `unmasked` opens such a sum: together, they are `unmasked_sum`.
+
 Clients who advertised and did not share have left, and nobody masks with them. Clients who shared and did not
 upload have dropped out, and their masks are removed with the help of their neighbours. Once `survivors` has
 been sent, no more uploads may be taken: clients answer one list only. The functions named `check_...` refuse
@@ -15,7 +17,7 @@ a bad letter when it comes. Below the threshold, or with fewer clients than `set
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -90,7 +92,31 @@ def unmasked_sum(
     settings: MaskSettings,
 ) -> np.ndarray:
     """The sum of the vectors of all who uploaded (`masked`), uint32, modulo 2^32."""
-    cohort = uploaded_cohort(context, advertised, shared, masked, settings)
+    first = next(iter(masked.values()), bytes(STAMP_BYTES))
+    total = masked_sum(context, masked.items(), (len(first) - STAMP_BYTES) // 4)
+    return unmasked(context, advertised, shared, masked, total, unmasking, settings)
+
+
+def masked_sum(context: bytes, masked: Iterable[tuple[str, bytes]], num_words: int) -> np.ndarray:
+    """The sum of the vectors of all who uploaded, under their masks. Their letters may come one by one."""
+    total = np.zeros(num_words, masks.WORD)
+    for name, letter in masked:
+        total += opened_vector(context, name, letter, num_words)
+        del letter
+    return total
+
+
+def unmasked(
+    context: bytes,
+    advertised: Letters,
+    shared: Letters,
+    uploaded: Collection[str],
+    total: np.ndarray,
+    unmasking: Letters,
+    settings: MaskSettings,
+) -> np.ndarray:
+    """What `masked_sum` has added up, without masks; `total` is overwritten."""
+    cohort = uploaded_cohort(context, advertised, shared, uploaded, settings)
     shares = _shares(cohort, unmasking)
     add: list[bytes] = []
     subtract: list[bytes] = []
@@ -100,7 +126,6 @@ def unmasked_sum(
             subtract.append(_own_seed(cohort, position, secret, shared))
         else:
             _add_pair_seeds(cohort, position, secret, add, subtract)
-    total = _masked_total(context, masked)
     masks.apply_masks(total, add, subtract)
     return total
 
@@ -168,14 +193,6 @@ def _forged(name: str, why: str) -> UserError:
         f"the shares of client '{name}' do not fit together ({why}): a neighbour, or the client itself, has sent "
         f"wrong ones. The round stops without a sum"
     )
-
-
-def _masked_total(context: bytes, masked: Letters) -> np.ndarray:
-    num_words = (len(next(iter(masked.values()))) - STAMP_BYTES) // 4
-    total = np.zeros(num_words, masks.WORD)
-    for name, letter in masked.items():
-        total += opened_vector(context, name, letter, num_words)
-    return total
 
 
 def check_advertised(context: bytes, name: str, letter: bytes) -> None:

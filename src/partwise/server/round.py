@@ -363,6 +363,7 @@ class Round:
         }
         held = {space: pad_to_power(np.asarray(weights)) for space, weights in sent.held.items()}
         rows = {space: self._rows(space, keys[space]) for space in partition.spaces}
+        jax.block_until_ready(self._total)  # reports whose sums are still under way would wait in memory
         self._total = self._server.add(self._total, sent._replace(update=update, held=held), rows)
 
     def _rows(self, space: str, keys: np.ndarray) -> np.ndarray:

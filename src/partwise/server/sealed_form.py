@@ -47,7 +47,7 @@ class SealedForm:
         arrays, _ = open_message("report", report)
         check_arrays("report", arrays, self.shapes)
         taken = lambda mark: {space: arrays[mark + space].tobytes() for space in self.agreement.tables}
-        return Parts(task, arrays[DENSE], taken(WRITE), taken(ROOTS), arrays[SEALED].tobytes())
+        return Parts(task, arrays[DENSE].copy(), taken(WRITE), taken(ROOTS), arrays[SEALED].tobytes())
 
 
 class SealingForm:
