@@ -79,7 +79,7 @@ class Deciding:
             return at(book)
 
     def close(self, state, due):
-        return self.deciding.close(state, due, whole_tasks(self.look, due))
+        return self.deciding.close(state, due, lambda: whole_tasks(self.look, due))
 
     def tasks(self, number=None, attempt=None, kind="train"):
         row = self.round()

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -46,9 +46,20 @@ from partwise.randomness import round_rng
 from partwise.server.cohort import Recruiting
 from partwise.server.masked_form import MaskedForm
 from partwise.server.messages import About, Invitation, about, read_metrics
-from partwise.server.round import Accepted, Closed, Refused, Reported, Round, Server, wrong_keys, wrong_place
+from partwise.server.round import (
+    Accepted,
+    Closed,
+    Refused,
+    Reported,
+    Round,
+    Server,
+    Size,
+    wrong_keys,
+    wrong_place,
+)
 from partwise.server.step import ServerState
 from partwise.server.total import Total
+from partwise.server.update_sizes import out_of_proportion
 from partwise.types import UserError
 
 
@@ -217,12 +228,39 @@ class Coordinator:
         if is_closed_by(book, due):
             try_again(book, row)
 
-    def close(self, state: ServerState, due: Due, tasks: Iterable[TaskRow]) -> Closed:
-        """Add up what was reported. `tasks` are those of the round with their bytes (`deployment.reading`); one is
-        let go of before the next one is asked for. The same reports always give the same bits."""
+    def close(
+        self, state: ServerState, due: Due, read: Callable[[], Iterable[TaskRow]], earlier: float = 0.0
+    ) -> Closed:
+        """Add up what was reported. The same reports always give the same bits.
+
+        Reports out of all proportion to the others are left out (`server.update_sizes`). If the next version would
+        still not be finite, the model stays as it is, and all reports are left out.
+
+        Args:
+            state: The state before the round.
+            due: The round.
+            read: Reads its tasks with their bytes, one by one (`deployment.reading`). One is let go of before the
+                next one is asked for. They are read again if reports are left out.
+            earlier: The largest usual norm of an update in the rounds before.
+        """
+        closed = self._add_up(state, due, read())
+        private = (
+            self.server.algorithm.aggregator.private
+        )  # then who is in the sum must not depend on the others
+        outliers = [] if private else _out_of_proportion(closed.sizes, earlier)
+        if outliers:
+            closed = self._add_up(state, due, read(), {size.task for size in outliers})
+        if not closed.finite:
+            total = closed.total._replace(clients=np.float32(0))
+            closed, outliers = closed._replace(state=state, total=total, sizes=()), [*outliers, *closed.sizes]
+        return closed._replace(outliers=tuple(name for size in outliers for name in size.client))
+
+    def _add_up(
+        self, state: ServerState, due: Due, tasks: Iterable[TaskRow], without: Collection[str] = ()
+    ) -> Closed:
         now = self._begin(state, due)
         for task in tasks:
-            if task.report is not None:
+            if task.report is not None and task.id not in without:
                 self._include(now, due, task, task.report)
             del task
         return _closed(now, due)
@@ -383,6 +421,12 @@ def _closed(now: Round, due: Due) -> Closed:
         broken=tuple(name for names in closed.broken for name in names),
         missing=sum(task.clients for task in due.tasks if not task.reported),
     )
+
+
+def _out_of_proportion(sizes: Sequence[Size], earlier: float) -> list[Size]:
+    norms, weights = (np.array([getattr(size, name) for size in sizes]) for name in ("norm", "weight"))
+    far = out_of_proportion(norms, weights, earlier)
+    return [size for size, is_far in zip(sizes, far, strict=True) if is_far]
 
 
 def _one(row: TaskRow) -> str:

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
@@ -42,11 +42,13 @@ from partwise.server.messages import key_data, send
 from partwise.server.round import Accepted, Closed, Refused, wrong_keys
 from partwise.server.step import ServerState
 from partwise.server.total import PUBLIC, Total
+from partwise.server.update_sizes import spread_of
 from partwise.types import UserError
 
 logger = logging.getLogger("partwise.server")
 # What is not recorded of a round if clients are promised privacy. The number of clients and their loss have noise.
-HIDDEN = ("invited", "reports", "empty", "broken", "missing", "bytes_down", "bytes_up")
+_COUNTS = ("invited", "reports", "empty", "broken", "missing", "bytes_down", "bytes_up")
+HIDDEN = (*_COUNTS, "norms", "usual_norm", "outliers")
 FORGET = 60.0  # seconds between deletions of what is not needed any more
 
 
@@ -282,7 +284,8 @@ class Hub:
             self.clerk.do(lambda book: self.coordinator.repeat(book, due), alone=True)
             return True
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
-        record = told(due, closed, self._clock()) | counts.record()
+        usual_norm = self._usual_norm(due.round.number)
+        record = told(due, closed, self._clock(), usual_norm) | counts.record()
         if self.coordinator.server.algorithm.aggregator.private:
             record |= dict.fromkeys(HIDDEN)
         if self._spent:
@@ -296,27 +299,38 @@ class Hub:
             self.pair.publish(number, closed.state.params)
         if done:
             logger.info("version %d: %d clients, loss %s", number, record["clients"], record["loss"])
+            _log_left_out(record)
         return done
 
     def _added_up(self, due: Due, counts: Travelled) -> Closed | None:
         """A round that is closed, from its reports, which are read and counted one by one; None if they are sealed
         and cannot be added up."""
-        state, tasks = self.state(due.round.number), map(counts.counted, whole_tasks(self.clerk.do, due))
+
+        def read() -> Iterator[TaskRow]:
+            counts.begin()
+            return map(counts.counted, whole_tasks(self.clerk.do, due))
+
+        state = self.state(due.round.number)
         try:
-            total = self._total(due, tasks)
+            total = self._total(due, read)
         except UserError as error:
             logger.warning("round %d is tried again: %s", due.round.number, error)
             return None
         if total is None:
-            return self.coordinator.close(state, due, tasks)
+            return self.coordinator.close(state, due, read, self._usual_norm(due.round.number))
         return self.coordinator.close_sum(state, due, total, counts.reports)
 
-    def _total(self, due: Due, tasks: Iterable[TaskRow]) -> Total | None:
+    def _usual_norm(self, number: int) -> float:
+        """The largest usual norm of an update before this version."""
+        row = self.version(number)
+        return (json.loads(row.record).get("usual_norm") or 0.0) if row else 0.0
+
+    def _total(self, due: Due, read: Callable[[], Iterator[TaskRow]]) -> Total | None:
         """The sum of reports that this server cannot read."""
         if self._masked:
             letters = self.clerk.do(lambda book: self._stages.collected(book, due.round))
-            return self._masked.total(tasks, letters)
-        return self.pair.total(tasks, due.round.number) if self.pair else None
+            return self._masked.total(read(), letters)
+        return self.pair.total(read(), due.round.number) if self.pair else None
 
     def _forget(self, now: float) -> None:
         """Delete numbers that were used once, and files of versions that nobody needs any more."""
@@ -380,8 +394,22 @@ class Hub:
         self.journal.close()
 
 
-def told(due: Due, closed: Closed, now: float) -> dict[str, Any]:
-    """What is recorded of a round."""
+def _log_left_out(record: Mapping[str, Any]) -> None:
+    names = ", ".join(map(str, (record["outliers"] or [])[:10]))
+    if not record["finite"]:
+        logger.error(
+            "version %d: the step was not finite, so the model is that of before. Lower server.rate, or look at "
+            "these clients: %s",
+            record["round"],
+            names or "not recorded, as they are promised privacy",
+        )
+    elif names:
+        logger.warning("version %d: left out, out of all proportion: %s", record["round"], names)
+
+
+def told(due: Due, closed: Closed, now: float, usual_norm: float = 0.0) -> dict[str, Any]:
+    """What is recorded of a round. `usual_norm` is the largest median norm of earlier rounds."""
+    norms = spread_of(np.array([size.norm for size in closed.sizes]))
     loss, number = closed.total.loss, due.round.number
     late = [number - task.number for task in due.tasks if task.reported]
     return {
@@ -394,6 +422,10 @@ def told(due: Due, closed: Closed, now: float) -> dict[str, Any]:
         "loss": float(loss.value / loss.weight) if loss.weight > 0 else None,
         "empty": closed.empty,
         "broken": list(closed.broken),
+        "outliers": list(closed.outliers),
+        "norms": norms,
+        "usual_norm": max(usual_norm, norms["median"]) if norms else usual_norm,
+        "finite": closed.finite,
         "missing": closed.missing,
         "staleness": max(late, default=0),
     }

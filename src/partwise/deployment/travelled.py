@@ -21,6 +21,10 @@ class Travelled:
 
     def __init__(self, partition: Partition, on_demand: bool):
         self._sizes, self._on_demand = sizes_of(partition), on_demand
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from nothing: the tasks are read again."""
         self._asked, self._arrays, self._keys = 0, 0, Counter[str]()
         self.reports = 0  # bytes of reports, with their headers
 

@@ -67,25 +67,21 @@ def wrong_keys(
     return None
 
 
-def norm_of(sent: Contribution) -> np.floating:
-    """The norm of the update of a weight of 1; infinite if its squares are too large for 32 bits. That of encoded
-    integers says nothing, and is 0."""
-    if not _is_plain(sent) or not sent.weight > 0:
-        return np.float32(0)
+def norm_of(sent: Contribution) -> float | None:
+    """The norm of the update of a weight of 1; infinite if its squares are too large for 32 bits. None if numbers
+    are encoded as integers, whose sizes say nothing."""
+    if not np.issubdtype(np.asarray(sent.weight).dtype, np.floating):
+        return None
     with np.errstate(over="ignore", invalid="ignore"):
         flat = (np.ravel(each).astype(np.float32, copy=False) for each in sent.update.values())
         squares = sum((np.dot(each, each) for each in flat), np.float32(0))
-        return np.sqrt(squares) / np.float32(sent.weight)
+        return float(np.sqrt(squares) / np.float32(sent.weight or 1))
 
 
-def _is_plain(sent: Contribution) -> bool:
-    return np.issubdtype(np.asarray(sent.weight).dtype, np.floating)
-
-
-def wrong_values(sent: Contribution, norm: float, clients: int = 1) -> Refused | None:
+def wrong_values(sent: Contribution, norm: float | None, clients: int = 1) -> Refused | None:
     """Refuse values that no correct client (or no site of so many `clients`) sends. Only floats can be checked:
     encoded integers may have any value. `norm` is that of `norm_of`."""
-    if not _is_plain(sent):
+    if norm is None:
         return None
     if not all(np.isfinite(each).all() for each in (*sent.update.values(), *sent.held.values(), sent.weight)):
         return Refused("not finite", "the report says that it is finite, and it is not")

@@ -85,7 +85,7 @@ class Reported(NamedTuple):
 
     sent: Contribution
     keys: Mapping[str, np.ndarray]
-    norm: float = 0.0  # for a weight of 1
+    norm: float | None = None  # for a weight of 1; None if its numbers are encoded
 
 
 _NOTHING = np.float32(0)
@@ -103,6 +103,15 @@ class SealedReports(Protocol):
     def read(self, report: bytes, task: str) -> Any: ...
 
 
+class Size(NamedTuple):
+    """How large a report was that was used."""
+
+    client: Any
+    task: str
+    norm: float  # of its update, for a weight of 1
+    weight: float
+
+
 class Closed(NamedTuple):
     """The next version of the model, and what the server knows about the round."""
 
@@ -113,9 +122,10 @@ class Closed(NamedTuple):
     bytes_up: int  # of reports that were accepted
     empty: int  # clients that had nothing to contribute, or that a site left out of its sum
     broken: tuple[Any, ...]  # clients whose update was not finite
-    norms: tuple[tuple[Any, float], ...]  # clients whose update was used, and its norm
+    sizes: tuple[Size, ...]  # of the reports that were used; empty if they cannot be read
     finite: bool  # whether the next version is
     missing: int  # clients that were invited and did not report
+    outliers: tuple[Any, ...] = ()  # clients whose report was left out because of its size
 
 
 class Server:
@@ -182,7 +192,7 @@ class Server:
         except UserError as error:
             return Refused("malformed", str(error))
         refused = wrong_keys(self.algorithm.partition, asked) if keys is None else None
-        norm = float(norm_of(sent))
+        norm = norm_of(sent)
         refused = refused or (wrong_values(sent, norm, clients) if sent.valid else None)
         return refused or Reported(sent, asked, norm)
 
@@ -223,7 +233,7 @@ class Round:
         self._served: list[Mapping[str, np.ndarray]] = []
         self._done: dict[str, Any] = {}
         self._broken: list[Any] = []
-        self._norms: list[tuple[Any, float]] = []
+        self._sizes: list[Size] = []
         self._down = self._up = self._members = 0
         self._closed = False
         self._total = server.zero(state.params)
@@ -286,7 +296,7 @@ class Round:
         if member.keys is None:
             self._served.append(found.keys)
         self._done[belongs.task] = member.client
-        self._count(member.client, found, len(report), member.clients)
+        self._count(member.client, belongs.task, found, len(report), member.clients)
         return Accepted(member.client, bool(found.sent.valid))
 
     def include(
@@ -306,19 +316,19 @@ class Round:
         if factor != 1.0 and found.sent.valid:
             update = {path: leaf * np.float32(factor) for path, leaf in found.sent.update.items()}
             found = found._replace(sent=found.sent._replace(update=update))
-        self._count(client, found, num_bytes, clients)
+        self._count(client, about.task, found, num_bytes, clients)
 
     def include_sum(self, total: Total, clients: int, num_bytes: int) -> None:
         """Take the sum of sealed reports of so many clients, in place of reports."""
         self._check_open()
         self._total, self._members, self._up = total, clients, num_bytes
 
-    def _count(self, client: Any, found: Reported, num_bytes: int, clients: int) -> None:
+    def _count(self, client: Any, task: str, found: Reported, num_bytes: int, clients: int) -> None:
         self._up += num_bytes
         if found.sent.valid:
             self._members += clients
-            if found.sent.clients > 0:
-                self._norms.append((client, found.norm))
+            if found.sent.clients > 0 and found.norm is not None:
+                self._sizes.append(Size(client, task, found.norm, float(found.sent.weight)))
             self._add(found.sent, found.keys)
         else:
             self._broken.append(client)
@@ -349,7 +359,7 @@ class Round:
             bytes_up=self._up,
             empty=self._members - int(total.clients),
             broken=tuple(self._broken),
-            norms=tuple(self._norms),
+            sizes=tuple(self._sizes),
             finite=bool(finite),
             missing=len(self._open),
         )

@@ -21,16 +21,17 @@ def usual(sizes: np.ndarray) -> float:
     return float(there[(len(there) - 1) // 2]) if len(there) else 0.0
 
 
+def out_of_proportion(norms: np.ndarray, weights: np.ndarray, earlier: float = 0.0) -> np.ndarray:
+    """Which reports of devices are left out: by the norm of their update, or by a weight that no client has whose
+    data are at all like the others'."""
+    return outlying(norms, earlier) | (weights > HEAVY * usual(weights))
+
+
 def outlying(norms: np.ndarray, earlier: float = 0.0) -> np.ndarray:
     """Which norms are outliers of their round. `earlier` is the largest usual norm of the rounds before: if nearly
     all clients have nothing more to learn, those that still have are not outliers."""
     here = usual(norms)
     return norms > OUTLIER * max(here, earlier) if here else np.zeros(norms.shape, bool)
-
-
-def too_heavy(weights: np.ndarray) -> np.ndarray:
-    """Which weights no client has whose data are at all like the others'."""
-    return weights > HEAVY * usual(weights)
 
 
 def spread_of(norms: np.ndarray) -> dict[str, float] | None:

@@ -160,7 +160,7 @@ class PlainSimulation:
             )
             closed = done.closed
             self.state, self.round = closed.state, self.round + 1
-            loss, norms = closed.total.loss, np.array([norm for _, norm in closed.norms])
+            loss, norms = closed.total.loss, np.array([size.norm for size in closed.sizes])
             served = serve(self._sizes, len(cohort.clients), closed.demands)
             record = Record(
                 round=self.round,
@@ -175,7 +175,7 @@ class PlainSimulation:
                 spare=cohort.spare,
                 broken=closed.broken,
                 norms=spread_of(norms),
-                outliers=tuple(c for (c, _), far in zip(closed.norms, outlying(norms), strict=True) if far),
+                outliers=tuple(s.client for s, far in zip(closed.sizes, outlying(norms), strict=True) if far),
                 **costs(self._sizes, served, self.serving),
             )
             private = self.algorithm.aggregator.private
