@@ -39,7 +39,7 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.book import Book, ClientRow, HasLeft, Kind, RoundRow, TaskRow, VersionRow
 from partwise.deployment.drawing import candidates, draw, drawn, note_turns
 from partwise.deployment.jobs import MASK, Due, Job, Verdict, Wait, Work
-from partwise.deployment.reading import is_closed_by, summed_metrics
+from partwise.deployment.one_by_one import is_closed_by, summed_metrics
 from partwise.deployment.rules import Rules
 from partwise.deployment.stages import MaskedRounds, not_now, try_again
 from partwise.randomness import round_rng
@@ -218,8 +218,8 @@ class Coordinator:
             try_again(book, row)
 
     def close(self, state: ServerState, due: Due, tasks: Iterable[TaskRow]) -> Closed:
-        """Add up what was reported. `tasks` are those of the round with their bytes (`deployment.reading`); one is
-        let go of before the next one is asked for. The same reports always give the same bits."""
+        """Add up what was reported. `tasks` are those of the round with their bytes (`deployment.one_by_one`); each
+        is let go of before the next one is asked for. The same reports always give the same bits."""
         now = self._begin(state, due)
         for task in tasks:
             if task.report is not None:
