@@ -20,7 +20,7 @@ from partwise.client.batches import Schedule
 from partwise.deployment.coordinator import Coordinator, Wait, Work
 from partwise.deployment.journal import found_journal
 from partwise.deployment.memory_book import MemoryBook
-from partwise.deployment.reading import TakenOverError, whole_tasks
+from partwise.deployment.one_by_one import TakenOverError, whole_tasks
 from partwise.deployment.rules import Rules, make_rules, parse_needs
 from partwise.device import Device
 from partwise.metrics import Sums

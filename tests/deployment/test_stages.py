@@ -17,7 +17,7 @@ from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Wait
 from partwise.deployment.journal import found_journal
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory_book import MemoryBook
-from partwise.deployment.reading import whole_tasks
+from partwise.deployment.one_by_one import whole_tasks
 from partwise.deployment.rules import Rules
 from partwise.deployment.server_noise import own_noise
 from partwise.model.partition import keyed, partition

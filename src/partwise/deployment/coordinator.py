@@ -39,7 +39,7 @@ from partwise.checkpoint import from_bytes, to_bytes
 from partwise.deployment.book import Book, ClientRow, HasLeft, Kind, RoundRow, TaskRow, VersionRow
 from partwise.deployment.drawing import candidates, draw, drawn, note_turns
 from partwise.deployment.jobs import MASK, Due, Job, Verdict, Wait, Work
-from partwise.deployment.reading import is_closed_by, summed_metrics
+from partwise.deployment.one_by_one import is_closed_by, summed_metrics
 from partwise.deployment.rules import Rules
 from partwise.deployment.stages import MaskedRounds, not_now, try_again
 from partwise.randomness import round_rng
@@ -239,7 +239,7 @@ class Coordinator:
         Args:
             state: The state before the round.
             due: The round.
-            read: Reads its tasks with their bytes, one by one (`deployment.reading`). One is let go of before the
+            read: Reads its tasks with their bytes, one by one (`deployment.one_by_one`). One is let go of before the
                 next one is asked for. They are read again if reports are left out.
             earlier: The largest usual norm of an update in the rounds before.
         """

@@ -33,8 +33,8 @@ from partwise.deployment.journal import Journal, SqlBook, shown
 from partwise.deployment.key_ring import KeyRing
 from partwise.deployment.masked_sums import MaskedSums
 from partwise.deployment.memory import give_back_memory
+from partwise.deployment.one_by_one import TakenOverError, whole_tasks
 from partwise.deployment.pair import Pair
-from partwise.deployment.reading import TakenOverError, whole_tasks
 from partwise.deployment.stages import MaskedRounds
 from partwise.deployment.travelled import Travelled
 from partwise.randomness import EVALUATION_ROUND

@@ -37,7 +37,7 @@ class Wait(NamedTuple):
 
 class Due(NamedTuple):
     """A round that this process is to close now, with its tasks in the cohort's order. They are without bytes,
-    which `deployment.reading` reads."""
+    which `deployment.one_by_one` reads."""
 
     round: RoundRow
     tasks: Sequence[TaskRow]

@@ -14,12 +14,12 @@ from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
-from partwise.deployment import reading
+from partwise.deployment import one_by_one
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.hub import Hub
 from partwise.deployment.journal import found_journal
 from partwise.deployment.memory_book import MemoryBook
-from partwise.deployment.reading import TakenOverError, whole_tasks
+from partwise.deployment.one_by_one import TakenOverError, whole_tasks
 from partwise.deployment.rules import Rules
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
@@ -151,7 +151,7 @@ def in_memory(deciding, state, due, tasks):
     return now.close()
 
 
-@pytest.mark.parametrize("part", [1, 3000, reading.PART])
+@pytest.mark.parametrize("part", [1, 3000, one_by_one.PART])
 @pytest.mark.parametrize("rules", [IN_ROUNDS, BUFFERED])
 def test_reports_that_are_read_one_by_one_give_the_bits_of_those_in_memory(
     new_journal, rules, part, monkeypatch
@@ -161,11 +161,11 @@ def test_reports_that_are_read_one_by_one_give_the_bits_of_those_in_memory(
     due = desk.do("due", "p", 2.0)
     assert len({task.number for task in due.tasks}) == (2 if rules.buffer else 1)
     assert all(task.reported and task.report is None and task.keys is None for task in due.tasks)
-    monkeypatch.setattr(reading, "PART", part)
+    monkeypatch.setattr(one_by_one, "PART", part)
     tasks = desk.ask(lambda book: [book.whole(task.id) for task in due.tasks])
     assert [task.id for task in tasks] == [task.id for task in whole_tasks(desk.ask, due)]
     wanted = in_memory(desk.deciding, START, due, tasks)
-    found = desk.deciding.close(START, due, whole_tasks(desk.ask, due))
+    found = desk.deciding.close(START, due, lambda: whole_tasks(desk.ask, due))
     assert found.bytes_up == wanted.bytes_up == sum(len(task.report) for task in tasks)
     for a, b in zip(*map(jax.tree_util.tree_leaves, (found.state, wanted.state)), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -218,9 +218,9 @@ class Watched:
 @pytest.mark.parametrize("rules", [IN_ROUNDS, BUFFERED._replace(buffer=6)])
 def test_closing_asks_a_book_for_one_report_at_a_time(new_journal, rules, monkeypatch):
     desk = Desk(Watched(new_journal()), rules).round_of(6)
-    monkeypatch.setattr(reading, "PART", 1)
+    monkeypatch.setattr(one_by_one, "PART", 1)
     due = desk.do("due", "p", 2.0)
-    assert int(desk.deciding.close(START, due, whole_tasks(desk.ask, due)).total.clients) == 6
+    assert int(desk.deciding.close(START, due, lambda: whole_tasks(desk.ask, due)).total.clients) == 6
     alive = desk.journal.alive
     assert (alive.asked, alive.most, alive.now) == (6, 1, 0)
 
@@ -228,7 +228,7 @@ def test_closing_asks_a_book_for_one_report_at_a_time(new_journal, rules, monkey
 @pytest.mark.parametrize("rules", [IN_ROUNDS, BUFFERED._replace(buffer=6)])
 def test_a_server_has_one_report_in_memory_when_it_closes_a_round(made, rules, tmp_path, monkeypatch):
     desk = Desk(made("sqlite"), rules).round_of(6)
-    monkeypatch.setattr(reading, "PART", 1)
+    monkeypatch.setattr(one_by_one, "PART", 1)
     (tmp_path / "versions").mkdir()
     watched = Watched(desk.journal)
     hub = Hub(desk.deciding, watched, tmp_path / "versions", START, clock=lambda: 2.0)
@@ -268,7 +268,7 @@ def test_memory_of_closing_does_not_grow_with_the_cohort(made):
         desk = Desk(made("sqlite"), SMALL._replace(recruiting=Recruiting(number)), server).round_of(number)
         due = desk.do("due", "p", 1.0)
         tracemalloc.start()
-        desk.deciding.close(start, due, whole_tasks(desk.ask, due))
+        desk.deciding.close(start, due, lambda: whole_tasks(desk.ask, due))
         found.append(Large(number, tracemalloc.get_traced_memory()[1], server.largest))
         tracemalloc.stop()
     few, many = found
@@ -279,7 +279,7 @@ def test_a_process_whose_round_is_taken_over_stops_reading(new_journal):
     desk = Desk(new_journal(), IN_ROUNDS).round_of(6)
     due, patch = desk.do("due", "p", 1.0), pytest.MonkeyPatch()
     with patch.context() as context:
-        context.setattr(reading, "PART", 1)
+        context.setattr(one_by_one, "PART", 1)
         tasks = whole_tasks(desk.ask, due)
         assert next(tasks).reported
         taken = desk.do("due", "q", 99.0)
