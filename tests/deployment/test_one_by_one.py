@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tracemalloc
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -165,7 +166,7 @@ def test_reports_that_are_read_one_by_one_give_the_bits_of_those_in_memory(
     tasks = desk.ask(lambda book: [book.whole(task.id) for task in due.tasks])
     assert [task.id for task in tasks] == [task.id for task in whole_tasks(desk.ask, due)]
     wanted = in_memory(desk.deciding, START, due, tasks)
-    found = desk.deciding.close(START, due, lambda: whole_tasks(desk.ask, due))
+    found = desk.deciding.close(START, due, partial(whole_tasks, desk.ask, due))
     assert found.bytes_up == wanted.bytes_up == sum(len(task.report) for task in tasks)
     for a, b in zip(*map(jax.tree_util.tree_leaves, (found.state, wanted.state)), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -220,7 +221,7 @@ def test_closing_asks_a_book_for_one_report_at_a_time(new_journal, rules, monkey
     desk = Desk(Watched(new_journal()), rules).round_of(6)
     monkeypatch.setattr(one_by_one, "PART", 1)
     due = desk.do("due", "p", 2.0)
-    assert int(desk.deciding.close(START, due, lambda: whole_tasks(desk.ask, due)).total.clients) == 6
+    assert int(desk.deciding.close(START, due, partial(whole_tasks, desk.ask, due)).total.clients) == 6
     alive = desk.journal.alive
     assert (alive.asked, alive.most, alive.now) == (6, 1, 0)
 
@@ -268,7 +269,7 @@ def test_memory_of_closing_does_not_grow_with_the_cohort(made):
         desk = Desk(made("sqlite"), SMALL._replace(recruiting=Recruiting(number)), server).round_of(number)
         due = desk.do("due", "p", 1.0)
         tracemalloc.start()
-        desk.deciding.close(start, due, lambda: whole_tasks(desk.ask, due))
+        desk.deciding.close(start, due, partial(whole_tasks, desk.ask, due))
         found.append(Large(number, tracemalloc.get_traced_memory()[1], server.largest))
         tracemalloc.stop()
     few, many = found

@@ -239,14 +239,14 @@ class Coordinator:
         Args:
             state: The state before the round.
             due: The round.
-            read: Reads its tasks with their bytes, one by one (`deployment.one_by_one`). One is let go of before the
-                next one is asked for. They are read again if reports are left out.
+            read: Reads its tasks with their bytes (`deployment.one_by_one`). Each is let go of before the
+                next one is asked for. All are read again if some are left out.
             earlier: The largest usual norm of an update in the rounds before.
         """
         closed = self._add_up(state, due, read())
         private = (
             self.server.algorithm.aggregator.private
-        )  # then who is in the sum must not depend on the others
+        )  # what one client adds must not depend on the others
         outliers = [] if private else _out_of_proportion(closed.sizes, earlier)
         if outliers:
             closed = self._add_up(state, due, read(), {size.task for size in outliers})
