@@ -109,6 +109,8 @@ def _facts(run: RunView, moment: Moment) -> dict[str, str]:
     facts["bytes so far"] = size(told["bytes"]) if told["bytes"] is not None else "not told"
     facts["dropped out"] = whole(told["dropped"] + told["missing"])
     facts["broken updates"] = whole(told["broken"])
+    if series.counts["outliers"]:
+        facts["updates out of proportion"] = whole(series.counts["outliers"])
     if "epsilon" in told:
         facts["epsilon so far"] = brief(told["epsilon"])
     facts["a round takes"] = duration(told["seconds_per_round"])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 COUNTED = ("dropped", "missing", "empty", "too_small")  # clients of a round that were not used, by reason
+NAMED = ("broken", "outliers")  # clients that the record names
 
 
 class Look(NamedTuple):
@@ -27,7 +28,7 @@ class Series:
         self.epsilons: list[float] = []
         self.looks: list[Look] = []
         self.sent: int | None = 0
-        self.counts: dict[str, int] = dict.fromkeys((*COUNTED, "broken"), 0)
+        self.counts: dict[str, int] = dict.fromkeys((*COUNTED, *NAMED), 0)
         self.last: Mapping[str, Any] = {}
 
     @property
@@ -44,7 +45,7 @@ class Series:
             down, up = record.get("bytes_down"), record.get("bytes_up")
             sent = None if self.sent is None or down is None or up is None else self.sent + down + up
             counts = {name: self.counts[name] + (record.get(name) or 0) for name in COUNTED}
-            counts["broken"] = self.counts["broken"] + len(record.get("broken") or ())
+            counts |= {name: self.counts[name] + len(record.get(name) or ()) for name in NAMED}
             found = record.get("evaluation") or record.get("metrics") or {}
             metrics = dict(metrics_of(found))
         except (LookupError, TypeError, AttributeError) as error:
