@@ -74,6 +74,11 @@ def thirds(batch):
     return batch["words"] / 3
 
 
+def real_words(batch):
+    """Weights that read which examples of a batch are real."""
+    return jnp.where(batch["mask"], batch["words"], 7)
+
+
 def moved(task, changes):
     config = configuration("planted", BASE | changes)
     simulation = make_simulation(prepare(task, config), config)
@@ -87,6 +92,7 @@ def moved(task, changes):
     [
         ("all examples", 0, words),
         ("all examples", 4, one_per_example),
+        ("all examples", 4, real_words),
         ("alternate", 0, one_per_example),
         ("alternate", 8, thirds),
         ("halves", 2, words),

@@ -316,6 +316,30 @@ def test_central_rounds_use_every_example_once_before_any_again(liked, epochs, b
         assert (seen > 0.5).sum() <= number * 21
 
 
+@pytest.mark.parametrize(("epochs", "begin"), [(2, "first"), (None, "first"), (2, "random")])
+def test_a_central_round_of_more_batches_than_an_epoch_has_them_all(liked, epochs, begin):
+    """The model counts its own steps. A limit above two epochs is two epochs; without epochs, the limit is met."""
+    model = Model(
+        lambda rng: {"steps": jnp.zeros(())},
+        lambda params, batch, rng: -params["steps"] + 0.0 * batch["liked"],
+        lambda outputs, batch: outputs,
+    )
+    setting = Setting(model, partition(model, {}), ("liked",))
+    task = liked._replace(personal=setting, stateful=setting)
+    per_epoch = -(-liked.train.num_examples // 16)
+    most = 2 * per_epoch + (5 if epochs else 0)
+    batches = {
+        "update__batch_size": 16,
+        "update__rate": 1.0,
+        "update__begin": begin,
+        "update__epochs": epochs,
+    }
+    some = prepared(task, "central", update__max_steps=most, **batches)
+    simulation = Simulation(some.build, some.rates, some.store, some.recruiting, seed=3)
+    list(simulation.run(3))
+    assert simulation.state.params["steps"] == pytest.approx(3 * 2 * per_epoch)
+
+
 def test_a_record_of_an_older_version_had_the_settings_of_all_algorithms():
     """Those of others say nothing; the algorithm's own are read, checked and written again."""
     old = Config(algorithm="fed_prox").flat() | {"scaffold.control": "clients", "update.passes": 1}

@@ -31,10 +31,10 @@ ITEMS, SIZE = 5, 1000
 FIXED = np.linspace(-1, 1, SIZE, dtype=np.float32)
 
 
-def model(random=False):
+def model(random=False, fixed=FIXED):
     def init(rng):
-        fixed = jax.random.normal(rng, (SIZE,)) if random else jnp.asarray(FIXED)
-        return {"item": jnp.zeros((ITEMS, 2)), "fixed": fixed, "shift": jnp.zeros(3)}
+        made = jax.random.normal(rng, (SIZE,)) if random else jnp.asarray(fixed)
+        return {"item": jnp.zeros((ITEMS, 2)), "fixed": made, "shift": jnp.zeros(3)}
 
     def predict(params, batch, rng):
         return params["item"][batch["item"]].sum(1) + params["shift"].sum() + params["fixed"][batch["item"]]
@@ -122,3 +122,16 @@ def test_what_clients_cannot_have_is_refused(store):
     parts = build_for(True)(RATES).partition
     with pytest.raises(UserError, match="are not those that a client's model makes"):
         parts.check_there({"fixed": FIXED + 1})
+
+
+def test_a_device_with_other_values_is_refused():
+    """They come with the program, and a device may have an older one."""
+    here, same, other = (build_for(True, fixed=fixed)(RATES) for fixed in (FIXED, FIXED.copy(), FIXED + 1))
+    assert here.partition.digest == same.partition.digest
+    state, keys = init_server(here, round_rng(1, INIT_ROUND)), {"item": np.array([0, 3])}
+    message = send(here.partition, state.params, keys, jax.random.key(0))
+    np.testing.assert_array_equal(read_slices(same.partition, message, keys).params["fixed"], FIXED)
+    with pytest.raises(UserError, match="another model"):
+        read_slices(other.partition, message, keys)
+    sent = [build_for(False, fixed=fixed)(RATES).partition.digest for fixed in (FIXED, FIXED + 1)]
+    assert sent[0] == sent[1]

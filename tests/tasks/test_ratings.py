@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -254,6 +255,21 @@ def test_copies_of_rows_change_nothing(duplicates, seen):
     assert dict(plain.options) == dict(copied.options)
 
 
+def test_copies_that_stay_as_they_are_are_told():
+    plain, copied = made(), with_copies(made(), 0.3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ratings_task(plain, order="as is")
+    with pytest.warns(
+        RunWarning, match=r"64 rows \(of \d+ clients looked at\).* stay, so an item may be both given and"
+    ):
+        task = ratings_task(copied, order="as is")
+    parts = (task.train, task.validation, task.test)
+    assert sum(part.num_examples for part in parts) == copied.num_examples
+    with pytest.raises(UserError, match=r"data\.duplicates = mean would have no effect.*data\.order=shuffle"):
+        ratings_task(copied, order="as is", duplicates="mean")
+
+
 def test_of_other_ratings_of_an_item_the_last_or_the_mean_is_used():
     """By a loop over a dictionary, by the order of rows and by time."""
     rng = np.random.default_rng(3)
@@ -274,6 +290,29 @@ def test_of_other_ratings_of_an_item_the_last_or_the_mean_is_used():
                     ids = store.vocabularies["item"][mine["item"]].tolist()
                     found |= {(client, id): r for id, r in zip(ids, mine["rating"].tolist(), strict=True)}
             assert found == {pair: pytest.approx(of(each)) for pair, each in given.items()}
+
+
+@pytest.mark.parametrize("options", [{"order": "time"}, {"seen": True}])
+def test_a_client_s_own_file_uses_the_latest_rating_where_training_did(options, tmp_path):
+    """Wherever it is in the file."""
+    rng = np.random.default_rng(1)
+    lines = [
+        f"{user},{item},{rng.integers(1, 6)},{rng.integers(1000)}"
+        for user in range(12)
+        for item in rng.permutation(9)[:6]
+    ]
+    (tmp_path / "all.csv").write_text("\n".join(["user,item,rating,when", *lines]))
+    changes = {**QUICK, "data.time": "when", **{f"data.{name}": value for name, value in options.items()}}
+    me = train("ratings", data=tmp_path / "all.csv", changes=changes).personal
+    once, twice = tmp_path / "once.csv", tmp_path / "twice.csv"
+    once.write_text("item,rating,when\n3,5,30\n5,2,20\n7,3,40\n")
+    twice.write_text("item,rating,when\n3,5,30\n5,2,20\n3,1,10\n7,3,40\n")
+    first = me.personalize(me.read(once, ("item", "rating")))
+    with pytest.warns(RunWarning, match="1 row of an item that the client rated before"):
+        second = me.personalize(me.read(twice, ("item", "rating")))
+    for path, leaf in first.items():
+        np.testing.assert_array_equal(leaf, second[path])
+    assert len(me.predict(first, me.read(twice, ("item", "rating")))) == 4
 
 
 def test_a_client_s_own_file_and_a_device_s_table_are_read_as_in_training(run, tmp_path):

@@ -30,14 +30,12 @@ def prepare(task: Task, config: Config) -> Prepared:
     """One client that has all examples, and a server that takes over what this client changes."""
     setting, part = server_side(task), config.update
     whole = unselected(task, config, CENTRAL).changed({"server.mean": "cohort"})
-    if (
-        part.max_steps and part.epochs != 0
-    ):  # a round is one pass over its part, however short the last one is
-        whole = whole.changed({"update.epochs": 1})
-    build = averaging(setting, whole, fed_avg)
     pooled = task.train.select(setting.columns).pool().reorder(seed=config.seed)
     if part.max_steps:
         pooled = pooled.pool(part.max_steps * part.batch_size)
+    if pooled.num_clients > 1 and part.epochs != 0:  # one pass over a part, however short the last one is
+        whole = whole.changed({"update.epochs": 1})
+    build = averaging(setting, whole, fed_avg)
     in_turn = Recruiting(1, sampling=apart(pooled.num_clients))
     return Prepared(build, rates_of(whole), pooled, in_turn, *averaged_evaluation(task, config, build))
 

@@ -21,6 +21,7 @@ from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
 from partwise.data.ragged import offsets, owners, ranks
 from partwise.data.store import ClientStore
+from partwise.model.columns import masked
 from partwise.model.spec import Model, one_per_example
 from partwise.selection.choose import Choice, parse_choice
 from partwise.selection.key_heat import count_heats
@@ -248,7 +249,8 @@ def _weighed(model: Model, query: split.Subset, store: ClientStore) -> np.ndarra
     """The weight of every client's query set, for examples with weights of their own."""
     sums: list[np.ndarray] = [np.zeros(0)]
     for part in store.blocks():
-        each = np.asarray(model.weight({name: jnp.asarray(x) for name, x in part.columns.items()}), float)
+        columns = {name: jnp.asarray(x) for name, x in part.columns.items()}
+        each = np.asarray(model.weight(masked(columns, jnp.ones(part.counts.sum(), bool))), float)
         used = query.count(part.counts)
         client = owners(used)
         rows = offsets(part.counts)[client] + query.index(ranks(used), part.counts[client])

@@ -117,8 +117,8 @@ class Partition:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of all leaves, their shapes and roles. Two partitions with the same digest can exchange
-        messages."""
+        """A digest of all leaves, their shapes and roles, and of the values of those that clients have already. Two
+        partitions with the same digest can exchange messages."""
         leaves = [
             [
                 path,
@@ -128,7 +128,11 @@ class Partition:
             ]
             for path, leaf in self.shapes.items()
         ]
-        return hashlib.sha256(json.dumps([leaves, self.columns], sort_keys=True).encode()).hexdigest()[:32]
+        values = {
+            path: hashlib.sha256(leaf.tobytes()).hexdigest() for path, leaf in self.own_constants.items()
+        }
+        parts = [leaves, self.columns, *([values] if values else [])]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
     def num_keys(self, space: str) -> int:
         """How many keys the space has."""

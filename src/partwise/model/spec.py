@@ -167,7 +167,9 @@ def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _failed(name: str, given: tuple[Any, ...], error: Exception) -> UserError:
     arguments = CALLED_WITH.get(name, ("params", "batch", "rng") if name.endswith("_loss") else ())
-    names = arguments or (("batch",) if len(given) == 1 else ("outputs", "batch"))
+    names = (
+        ("rng",) if name == "init" else arguments or (("batch",) if len(given) == 1 else ("outputs", "batch"))
+    )
     told = [f"{what} {_shapes(each)}" for what, each in zip(names, given, strict=False) if what != "rng"]
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if f"{os.sep}site-packages{os.sep}" not in each.filename][1:]

@@ -70,6 +70,7 @@ class Personal:
         self.params = setting.partition.server_leaves(params)
         check_finite("the model", self.params)
         self.duplicates: Kept | None = config.data.get("duplicates")  # of a task of ratings
+        self.latest = bool(config.data.get("seen")) or config.data.get("order") == "time"  # not the last row
         self.rng = round_rng(config.seed, EVALUATION_ROUND)
         build, rates = evaluation_build(setting, config)
         self.device = Device(build(rates))
@@ -109,7 +110,7 @@ class Personal:
         Returns:
             The local part, {path: array}.
         """
-        examples = self._one_each(self._read_by_model(examples))
+        examples = self._read_by_model(self._one_each(examples))
         if local is not None:
             self.check_local(local)
         found = self.device.personalize(self._message(examples), examples, local=local)
@@ -227,11 +228,13 @@ class Personal:
         histories = self._histories_of(there)
         return with_histories(there, histories) if histories else there
 
-    def _one_each(self, examples: ClientStore) -> ClientStore:
-        """The examples as a training would have them: with one rating for each item."""
-        if self.duplicates is None or RATING not in examples.columns:
-            return examples
-        found = one_each(examples, self.setting.ranks, RATING, self.duplicates)
+    def _one_each(self, given: ClientStore | ClientFile) -> ClientStore | ClientFile:
+        """The examples as a training would have them: with one rating for each item, the latest if it was so."""
+        examples, item = given.examples if isinstance(given, ClientFile) else given, self.setting.ranks
+        if self.duplicates is None or not {RATING, item} <= set(getattr(examples, "columns", ())):
+            return given
+        by = TIME if self.latest and TIME in examples.columns else None
+        found = one_each(examples, item, RATING, self.duplicates, by)
         if found.repeats:
             warnings.warn(tell_repeats(found, self.duplicates), RunWarning, stacklevel=3)
         return found.store
@@ -352,9 +355,11 @@ class Personal:
         return file
 
     def _with_time(self, path: str | Path, form: Form) -> Form:
-        """The form with the column of times, if events are ordered by it and the file has it. A time that cannot be
-        read is then an error: the order of rows that it was to give would be another."""
-        times = [self.time] if self.setting.histories and self.time else []
+        """The form with the column of times, if events are ordered by it, or the latest of several ratings is used,
+        and the file has it. A time that cannot be read is then an error: the order that it was to give would
+        be another."""
+        used = self.setting.histories or (self.duplicates and self.latest)
+        times = [self.time] if used and self.time else []
         if not readable(path, times, self.dialect, ids=times):
             return form
         return form._replace(names={**form.names, TIME: self.time})

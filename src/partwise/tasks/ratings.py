@@ -12,7 +12,7 @@ import numpy as np
 
 from partwise.data import holdout
 from partwise.data.delimited import UTF8
-from partwise.data.repeats import Kept, OneEach, one_each, tell_repeats
+from partwise.data.repeats import Kept, OneEach, num_repeats, one_each, tell_repeats
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, local, partition
 from partwise.model.roles import Initial
@@ -91,6 +91,7 @@ NEARLY, FAR = (
     5,
 )  # the range without the highest and lowest of this share, and how many of its widths are far
 TOLD = 3  # ratings that a sentence names
+LOOKED_AT = 1_000  # clients whose items are compared if rows are used as they are
 SAMPLE = 10_000  # the most clients whose ratings are used for the mean and the spread
 
 
@@ -160,7 +161,8 @@ def ratings_task(
         seen: By default, clients are split 80/10/10 into train, validation and test, so that test clients are
             unseen. With `seen`, each client's examples are split instead, by time if there is a time.
         duplicates: What stands for several ratings of one item by one client: the "last" (by time, if rows are
-            ordered by it), or the "mean". So no item is both given and predicted. Not looked at with order "as is".
+            ordered by it), or the "mean". So no item is both given and predicted. With order "as is" rows
+            stay, and a warning says so.
         defaults: Settings that replace the task's own, as dotted keys.
 
     Returns:
@@ -173,7 +175,8 @@ def ratings_task(
     _check_store(store)
     found = _one_rating_each(store, loaded)
     store = found.store
-    for told in filter(None, (tell_repeats(found, duplicates), _far_away(store, order))):
+    repeated = tell_repeats(found, duplicates) or _left_as_is(store, order)
+    for told in filter(None, (repeated, _far_away(store, order))):
         warnings.warn(told, RunWarning, stacklevel=2)
     ordered = _in_order(store, order, seed)
     if seen:
@@ -218,9 +221,30 @@ def _one_rating_each(store: ClientStore, options: Mapping[str, Any]) -> OneEach:
     if kept not in get_args(Kept):
         raise unknown("value of data.duplicates", kept, get_args(Kept))
     if options["order"] == "as is":
+        if kept != "last":
+            raise UserError(
+                f"data.duplicates = {kept} would have no effect: with data.order = as is, rows are used as they "
+                f"are. Leave it out, or set data.order=shuffle"
+            )
         return OneEach(store, 0, None)
     timed = "time" in store.columns and (options["order"] == "time" or options["seen"])
     return one_each(store, "item", "rating", kept, "time" if timed else None)
+
+
+def _left_as_is(store: ClientStore, order: str) -> str:
+    """A sentence about items that clients rated more than once, if rows are used as they are; empty if some clients
+    have none. A store that is far away is not read for this."""
+    if order != "as is" or store.remote:
+        return ""
+    some = np.unique(np.linspace(0, store.num_clients - 1, min(LOOKED_AT, store.num_clients)).astype(int))
+    found = num_repeats(store.select(("item",)).gather(some), "item")
+    if not found:
+        return ""
+    return (
+        f"{counted(found, 'row')} (of {counted(len(some), 'client')} looked at) of an item that the client rated "
+        f"before. With data.order = as is they stay, so an item may be both given and predicted: remove them, or "
+        f"set data.order=shuffle"
+    )
 
 
 def _far_away(store: ClientStore, order: str) -> str:
