@@ -196,28 +196,29 @@ export function report(plan, about, received, examples, keys = null) {
   const [support, query] = SPLITS[plan.split.kind](examples, plan.split);
   const before = rebuild(plan, received, support);
   const after = copied(before);
+  const moved = { user: new Float64Array(plan.dim), userBias: 0 }; // the change of the defaults
   let loss = 0;
   let seen = 0;
   for (const batch of batches(query, plan.update)) {
-    loss += step(plan, after, batch, plan.update.rate, { server: true, local: plan.learned });
+    loss += step(plan, after, batch, plan.update.rate, { server: true, local: moved });
     seen += batch.length;
   }
   const weight = plan.uniform ? Math.min(query.length, 1) : query.length;
-  const arrays = contribution(plan, before, after, weight);
+  const arrays = contribution(plan, before, after, moved, weight);
   arrays["#sums"] = { shape: [4], values: Float32Array.of(weight, Math.min(weight, 1), loss, seen) };
   if (keys) arrays["#keys:item"] = { shape: [keys.length], values: Int32Array.from(keys) };
   const valid = Object.values(arrays).every(({ values }) => values.every(Number.isFinite));
   return writeTensors(valid ? arrays : {}, { format: 1, kind: "report", ...about, valid });
 }
 
-/** The change of what the server stores, times the weight. A default changes as the local leaf that follows it. */
-function contribution(plan, before, after, weight) {
+/** The change of what the server stores, times the weight. */
+function contribution(plan, before, after, moved, weight) {
   const change = {
     item: after.items.flatMap((row, i) => [...row].map((x, d) => x - before.items[i][d])),
     item_bias: Array.from(after.itemBias, (x, i) => x - before.itemBias[i]),
     mean: [after.mean - before.mean],
-    "default/user": Array.from(after.user, (x, d) => x - before.user[d]),
-    "default/user_bias": [after.userBias - before.userBias],
+    "default/user": moved.user,
+    "default/user_bias": [moved.userBias],
   };
   const shapes = Object.entries(shapesOf(plan, after.items.length));
   return Object.fromEntries(
@@ -232,7 +233,7 @@ export function rebuild(plan, received, examples) {
   const pull = (2 * plan.pull) / Math.max(examples.length, 1);
   for (const batch of batches(examples, plan.reconstruct)) {
     const { user, userBias } = { ...weights, user: weights.user.slice() };
-    step(plan, weights, batch, plan.reconstruct.rate, { local: true });
+    step(plan, weights, batch, plan.reconstruct.rate, { local: weights });
     const drawn = plan.reconstruct.rate * pull; // towards the default
     user.forEach((x, d) => (weights.user[d] -= drawn * (x - received.user[d])));
     weights.userBias -= drawn * (userBias - received.userBias);
@@ -273,8 +274,12 @@ function* batches(examples, { size, epochs, most }) {
   }
 }
 
-/** One step of SGD on the mean loss of a batch, for these groups; returns the summed loss before it. */
-function step(plan, weights, batch, rate, { server = false, local = false }) {
+/**
+ * One step of SGD on the mean loss of a batch; returns the summed loss before it. `server`: whether what the server
+ * stores is trained. `local` takes the change of the local part: the weights themselves if it is rebuilt. In training
+ * the learned defaults have its gradient, and the local part stays where it is.
+ */
+function step(plan, weights, batch, rate, { server = false, local }) {
   const errors = batch.map(({ row, target }) => found(weights, row) - target);
   const pushes = errors.map((error) => (-2 * rate * error) / batch.length);
   const user = weights.user.slice();
@@ -282,11 +287,11 @@ function step(plan, weights, batch, rate, { server = false, local = false }) {
   batch.forEach(({ row }, i) => {
     for (let d = 0; d < plan.dim; d++) {
       if (server) weights.items[row][d] += pushes[i] * user[d];
-      if (local) weights.user[d] += pushes[i] * items[i][d];
+      local.user[d] += pushes[i] * items[i][d];
     }
     if (server && plan.biases) weights.itemBias[row] += pushes[i];
     if (server && plan.biases) weights.mean += pushes[i];
-    if (local && plan.biases) weights.userBias += pushes[i];
+    if (plan.biases) local.userBias += pushes[i];
   });
   return errors.reduce((sum, error) => sum + error ** 2, 0);
 }
