@@ -164,7 +164,7 @@ async function work(link, plan, task, store, stop) {
   try {
     if (task.kind !== "train") throw new Fault(`the server asks to ${task.kind}, and this page can only train`);
     const received = await link.slicesOf(plan, task, keys);
-    await link.report(report(plan, task.about, received, examples, task.slices ? keys : null));
+    await link.report(report(plan, task, received, examples, task.slices ? keys : null));
     return { round, accepted: true, reason: "" };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;

@@ -3,6 +3,8 @@
 // The model is matrix factorisation. A user's vector (and bias) is local, the rows of items are keyed, and the mean
 // and the learned defaults of the local part are shared. Numbers are computed in 64 bits and sent in 32.
 
+import { below, child, clientKey } from "./random.js";
+
 /** An error that a person can read: what was found, and what to do. */
 export class Fault extends Error {}
 
@@ -77,7 +79,7 @@ const UNDERSTOOD = {
   "update.method": ["steps"],
   "update.optimizer": ["sgd"],
   "update.joint": [false],
-  "update.begin": ["first"],
+  "update.begin": ["first", "random"],
   "update.schedule": ["constant"],
   "reconstruct.schedule": ["constant"],
   "update.precision": ["float32"],
@@ -130,8 +132,7 @@ export function planOf(offer) {
     pull: settings["reconstruct.pull"],
     hold: settings["deploy.hold"],
     update: schedule("update"),
-    all: settings["select.item"] === "all",
-    uniform: settings["server.weighting"] === "uniform",
+    anywhere: settings["update.begin"] === "random",
   };
 }
 
@@ -165,7 +166,15 @@ export function readSlices(plan, about, count, bytes) {
   for (const name of Object.keys(wanted))
     if (header[name] !== wanted[name])
       throw new Fault(`the message's ${name} is ${header[name]}, and must be ${wanted[name]}`);
-  return { ...weightsOf(plan, arrays, count), version: header.version };
+  return { ...weightsOf(plan, arrays, count), version: header.version, rng: checkedKey(header.rng) };
+}
+
+/** The round's random key, as a message says it. */
+export function checkedKey(rng) {
+  const word = (each) => Number.isInteger(each) && each >= 0 && each < 2 ** 32;
+  if (!Array.isArray(rng) || rng.length !== 2 || !rng.every(word))
+    throw new Fault(`a message must say its rng as two numbers of 32 bits, and says ${JSON.stringify(rng)}`);
+  return rng;
 }
 
 /** All numbers of the model that this device has. The local part starts at its learned default, or at zero. */
@@ -192,14 +201,14 @@ const SPLITS = {
 };
 
 /** One round on this device: the bytes of its report. The local part is in none of them. `keys` are told if need be. */
-export function report(plan, about, received, examples, keys = null) {
+export function report(plan, { about, client }, received, examples, keys = null) {
   const [support, query] = SPLITS[plan.split.kind](examples, plan.split);
   const before = rebuild(plan, received, support);
   const after = copied(before);
   const moved = { user: new Float64Array(plan.dim), userBias: 0 }; // the change of the defaults
   let loss = 0;
   let seen = 0;
-  for (const batch of batches(query, plan.update)) {
+  for (const batch of batches(query, plan.update, firstBatch(plan, client, received.rng, query.length))) {
     loss += step(plan, after, batch, plan.update.rate, { server: true, local: moved });
     seen += batch.length;
   }
@@ -209,6 +218,13 @@ export function report(plan, about, received, examples, keys = null) {
   if (keys) arrays["#keys:item"] = { shape: [keys.length], values: Int32Array.from(keys) };
   const valid = Object.values(arrays).every(({ values }) => values.every(Number.isFinite));
   return writeTensors(valid ? arrays : {}, { format: 1, kind: "report", ...about, valid });
+}
+
+/** The number of the batch with which a client begins in this round. */
+function firstBatch(plan, client, rng, count) {
+  if (!plan.anywhere) return 0;
+  const update = child(clientKey(rng, client), "phase 1"); // phase 0 rebuilds the local part
+  return below(child(update, "begin"), Math.max(1, Math.ceil(count / plan.update.size)));
 }
 
 /** The change of what the server stores, times the weight. */
@@ -265,11 +281,11 @@ function solved(plan, weights, examples) {
   return weights;
 }
 
-/** Batches in the order of the examples, the same in every epoch. */
-function* batches(examples, { size, epochs, most }) {
+/** Batches in the order of the examples, the same in every epoch, from batch number `begin` on. */
+function* batches(examples, { size, epochs, most }, begin = 0) {
   const each = Math.ceil(examples.length / size);
   for (let i = 0; each && i < Math.min(epochs * each, most); i++) {
-    const first = (i % each) * size;
+    const first = ((begin + i) % each) * size;
     yield examples.slice(first, first + size);
   }
 }
