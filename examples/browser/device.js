@@ -145,7 +145,15 @@ export async function* takePart(link, device, store, stop) {
       const given = await link.poll(plan.hold);
       failures = 0;
       if (given.ended) return;
-      for (const task of given.tasks ?? []) yield await work(link, plan, task, store, stop);
+      for (const task of given.tasks ?? []) {
+        if (!fits(plan, task)) {
+          plan = null;
+          yield { accepted: false, reason: "the server now has another run: this page begins anew" };
+          await sleep(1, stop);
+          break;
+        }
+        yield await work(link, plan, task, store, stop);
+      }
       if (given.wait) await sleep(given.wait * (0.8 + 0.4 * Math.random()), stop);
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error;
@@ -155,6 +163,11 @@ export async function* takePart(link, device, store, stop) {
       await sleep(Math.min(LONGEST_WAIT, 0.5 * 2 ** failures) * (0.5 + 0.5 * Math.random()), stop);
     }
   }
+}
+
+/** Whether a task is of the run and the model of which the server has told. */
+function fits(plan, { about }) {
+  return about.run === plan.run && about.model === plan.model;
 }
 
 /** One task, from the choice of keys to the report. */

@@ -92,6 +92,9 @@ const UNDERSTOOD = {
   "deploy.held_out": [0],
   "cohort.min_examples": [0],
   "privacy.clip": ["none"], // it does not clip its updates
+  "privacy.keys": [0],
+  "serving.way": ["on_demand", "broadcast", "pregenerated"],
+  "data.duplicates": ["last", "mean"],
 };
 const NUMBERS = /^(split\.(batch_size|percent|count)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
 const OTHERS = /^(?!(split|reconstruct|update|select)\.)/; // only the sections that clients read are closed to new settings
@@ -133,13 +136,16 @@ export function planOf(offer) {
     hold: settings["deploy.hold"],
     update: schedule("update"),
     anywhere: settings["update.begin"] === "random",
+    duplicates: ["shuffle", "time"].includes(settings["data.order"]) ? settings["data.duplicates"] : "kept",
+    all: settings["select.item"] === "all",
+    uniform: settings["server.weighting"] === "uniform",
   };
 }
 
 /** A person's ratings ([{item, rating}]) as examples in the run's keys, and the sorted keys that they need. */
 export function choose(plan, ratings) {
   const number = new Map(plan.ids.map((id, key) => [id, key]));
-  const known = ratings.filter(({ item }) => number.has(String(item)));
+  const known = oneEach(ratings, plan.duplicates).filter(({ item }) => number.has(String(item)));
   const own = new Set(known.map(({ item }) => number.get(String(item))));
   const keys = plan.all ? plan.ids.map((_, key) => key) : [...own].sort((a, b) => a - b);
   const place = new Map(keys.map((key, position) => [key, position]));
@@ -148,6 +154,15 @@ export function choose(plan, ratings) {
     target: (rating - plan.center) / plan.spread,
   }));
   return { keys, examples };
+}
+
+/** One rating for each item, at the place of its first: the last, or the mean. So none is both given and predicted. */
+function oneEach(ratings, duplicates) {
+  if (!["last", "mean"].includes(duplicates)) return ratings;
+  const values = new Map();
+  for (const { item, rating } of ratings) values.set(String(item), [...(values.get(String(item)) ?? []), rating]);
+  const one = (given) => (duplicates === "last" ? given.at(-1) : given.reduce((a, b) => a + b) / given.length);
+  return Array.from(values, ([item, given]) => ({ item, rating: one(given) }));
 }
 
 /** Names and shapes of the arrays that a message with this many keys has. */

@@ -24,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 from partwise.algorithm import init_server
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import from_bytes
+from partwise.data.repeats import one_each
 from partwise.data.store import ClientStore
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
@@ -265,6 +266,55 @@ def test_clients_begin_with_different_batches(setting, alone):
     assert len(starts) >= 3
 
 
+CHOSEN = """(async () => {
+  const { choose, planOf } = await import("/learn.js");
+  const { offer, ratings } = GIVEN;
+  const { keys, examples } = choose(planOf(offer), ratings);
+  return examples.map(({ row, target }) => [keys[row], target]);
+})()"""
+
+
+@pytest.mark.parametrize("setting", [DEFAULTS], ids=["planted"], indirect=True)
+@pytest.mark.parametrize(("order", "kept"), [("shuffle", "last"), ("time", "mean"), ("as is", "last")])
+def test_one_rating_of_an_item_is_used(setting, alone, order, kept):
+    """As a Python device makes its client's rows; in the order "as is", and where there is none, all are used."""
+    task, offer, _, _ = setting
+    store = one_client(task, [5, 19, 0, 5, 11, 2, 2, 5])
+    offer = offer._replace(settings={**offer.settings, "data.order": order, "data.duplicates": kept})
+    given = json.dumps({"offer": offer._asdict(), "ratings": ratings_of(store)})
+    found = alone.run(CHOSEN.replace("GIVEN", given))
+    wanted = store if order == "as is" else one_each(store, "item", "rating", kept).store
+    assert [item for item, _ in found] == wanted.examples(0)["item"].tolist()
+    np.testing.assert_allclose([rating for _, rating in found], wanted.examples(0)["rating"], rtol=1e-6)
+
+
+ANOTHER_RUN = """(async () => {
+  const { takePart } = await import("/device.js");
+  const { offer } = GIVEN;
+  const task = { kind: "train", client: "ann", about: { run: "b", version: 3, task: "t", model: offer.model } };
+  const [offers, joined] = [[{ ...offer, run: "a" }, { ...offer, run: "b" }], []];
+  const polls = [{ tasks: [task] }, { ended: true }];
+  const link = {
+    offer: async () => offers.shift(),
+    join: async (clients) => joined.push(clients),
+    poll: async () => polls.shift(),
+  };
+  const heard = [];
+  const stop = new AbortController().signal;
+  for await (const each of takePart(link, { name: "ann" }, null, stop)) heard.push(each);
+  return { heard, joined, left: offers.length };
+})()"""
+
+
+@pytest.mark.parametrize("setting", [DEFAULTS], ids=["planted"], indirect=True)
+def test_a_task_of_another_run_begins_anew(setting, alone):
+    """Nothing is trained by what was told of the run before."""
+    found = alone.run(ANOTHER_RUN.replace("GIVEN", json.dumps({"offer": setting[1]._asdict()})))
+    assert [each["accepted"] for each in found["heard"]] == [False]
+    assert "another run" in found["heard"][0]["reason"]
+    assert (found["joined"], found["left"]) == ([["ann"], ["ann"]], 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -274,6 +324,7 @@ def test_clients_begin_with_different_batches(setting, alone):
         ({"data.dim": 600}, "vectors of 600 numbers are too long"),
         ({"algorithm": "fed_per"}, "algorithm = fed_per, and this page knows fed_recon"),
         ({"deploy.precision": "int8"}, "deploy.precision = int8, and this page knows float32"),
+        ({"privacy.keys": 5}, "privacy.keys = 5, and this page knows 0"),
         ({"deploy.held_out": 0.1}, "deploy.held_out = 0.1, and this page knows 0"),
         (
             {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"},
@@ -291,6 +342,9 @@ def test_a_setting_that_the_page_has_never_heard_of_is_refused(alone, setting):
     offer = setting[1]
     with pytest.raises(RuntimeError, match="the server speaks protocol 2, and this page knows 1"):
         in_page(alone, offer._replace(protocol=2), About(), b"", [])
+    private = offer._replace(settings={**offer.settings, "serving.way": "private"})
+    with pytest.raises(RuntimeError, match="serving.way = private, and this page knows on_demand"):
+        in_page(alone, private, About(), b"", [])
     offer = offer._replace(settings={**offer.settings, "update.momentum": 0.9})
     with pytest.raises(RuntimeError, match=r"update.momentum = 0.9, and this page knows no such setting"):
         in_page(alone, offer, About(), b"", [])
