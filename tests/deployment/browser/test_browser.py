@@ -343,7 +343,7 @@ def test_a_setting_that_the_page_has_never_heard_of_is_refused(alone, setting):
     with pytest.raises(RuntimeError, match="the server speaks protocol 2, and this page knows 1"):
         in_page(alone, offer._replace(protocol=2), About(), b"", [])
     private = offer._replace(settings={**offer.settings, "serving.way": "private"})
-    with pytest.raises(RuntimeError, match="serving.way = private, and this page knows on_demand"):
+    with pytest.raises(RuntimeError, match=r"serving.way = private, and this page knows on_demand"):
         in_page(alone, private, About(), b"", [])
     offer = offer._replace(settings={**offer.settings, "update.momentum": 0.9})
     with pytest.raises(RuntimeError, match=r"update.momentum = 0.9, and this page knows no such setting"):
