@@ -145,7 +145,15 @@ export async function* takePart(link, device, store, stop) {
       const given = await link.poll(plan.hold);
       failures = 0;
       if (given.ended) return;
-      for (const task of given.tasks ?? []) yield await work(link, plan, task, store, stop);
+      for (const task of given.tasks ?? []) {
+        if (!fits(plan, task)) {
+          plan = null;
+          yield { accepted: false, reason: "the server now has another run: this page begins anew" };
+          await sleep(1, stop);
+          break;
+        }
+        yield await work(link, plan, task, store, stop);
+      }
       if (given.wait) await sleep(given.wait * (0.8 + 0.4 * Math.random()), stop);
     } catch (error) {
       if (!(error instanceof Unreachable)) throw error;
@@ -157,6 +165,11 @@ export async function* takePart(link, device, store, stop) {
   }
 }
 
+/** Whether a task is of the run and the model of which the server has told. */
+function fits(plan, { about }) {
+  return about.run === plan.run && about.model === plan.model;
+}
+
 /** One task, from the choice of keys to the report. */
 async function work(link, plan, task, store, stop) {
   const { keys, examples } = choose(plan, (await store.get("ratings")) ?? []);
@@ -164,7 +177,7 @@ async function work(link, plan, task, store, stop) {
   try {
     if (task.kind !== "train") throw new Fault(`the server asks to ${task.kind}, and this page can only train`);
     const received = await link.slicesOf(plan, task, keys);
-    await link.report(report(plan, task.about, received, examples, task.slices ? keys : null));
+    await link.report(report(plan, task, received, examples, task.slices ? keys : null));
     return { round, accepted: true, reason: "" };
   } catch (error) {
     if (!(error instanceof Refused)) throw error;

@@ -3,6 +3,8 @@
 // The model is matrix factorisation. A user's vector (and bias) is local, the rows of items are keyed, and the mean
 // and the learned defaults of the local part are shared. Numbers are computed in 64 bits and sent in 32.
 
+import { below, child, clientKey } from "./random.js";
+
 /** An error that a person can read: what was found, and what to do. */
 export class Fault extends Error {}
 
@@ -77,7 +79,7 @@ const UNDERSTOOD = {
   "update.method": ["steps"],
   "update.optimizer": ["sgd"],
   "update.joint": [false],
-  "update.begin": ["first"],
+  "update.begin": ["first", "random"],
   "update.schedule": ["constant"],
   "reconstruct.schedule": ["constant"],
   "update.precision": ["float32"],
@@ -90,6 +92,9 @@ const UNDERSTOOD = {
   "deploy.held_out": [0],
   "cohort.min_examples": [0],
   "privacy.clip": ["none"], // it does not clip its updates
+  "privacy.keys": [0],
+  "serving.way": ["on_demand", "broadcast", "pregenerated"],
+  "data.duplicates": ["last", "mean"],
 };
 const NUMBERS = /^(split\.(batch_size|percent|count)|(reconstruct|update)\.(batch_size|epochs|max_steps|rate|pull))$/;
 const OTHERS = /^(?!(split|reconstruct|update|select)\.)/; // only the sections that clients read are closed to new settings
@@ -130,6 +135,8 @@ export function planOf(offer) {
     pull: settings["reconstruct.pull"],
     hold: settings["deploy.hold"],
     update: schedule("update"),
+    anywhere: settings["update.begin"] === "random",
+    duplicates: ["shuffle", "time"].includes(settings["data.order"]) ? settings["data.duplicates"] : "kept",
     all: settings["select.item"] === "all",
     uniform: settings["server.weighting"] === "uniform",
   };
@@ -138,7 +145,7 @@ export function planOf(offer) {
 /** A person's ratings ([{item, rating}]) as examples in the run's keys, and the sorted keys that they need. */
 export function choose(plan, ratings) {
   const number = new Map(plan.ids.map((id, key) => [id, key]));
-  const known = ratings.filter(({ item }) => number.has(String(item)));
+  const known = oneEach(ratings, plan.duplicates).filter(({ item }) => number.has(String(item)));
   const own = new Set(known.map(({ item }) => number.get(String(item))));
   const keys = plan.all ? plan.ids.map((_, key) => key) : [...own].sort((a, b) => a - b);
   const place = new Map(keys.map((key, position) => [key, position]));
@@ -147,6 +154,15 @@ export function choose(plan, ratings) {
     target: (rating - plan.center) / plan.spread,
   }));
   return { keys, examples };
+}
+
+/** One rating for each item, at the place of its first: the last, or the mean. So none is both given and predicted. */
+function oneEach(ratings, duplicates) {
+  if (!["last", "mean"].includes(duplicates)) return ratings;
+  const values = new Map();
+  for (const { item, rating } of ratings) values.set(String(item), [...(values.get(String(item)) ?? []), rating]);
+  const one = (given) => (duplicates === "last" ? given.at(-1) : given.reduce((a, b) => a + b) / given.length);
+  return Array.from(values, ([item, given]) => ({ item, rating: one(given) }));
 }
 
 /** Names and shapes of the arrays that a message with this many keys has. */
@@ -165,7 +181,15 @@ export function readSlices(plan, about, count, bytes) {
   for (const name of Object.keys(wanted))
     if (header[name] !== wanted[name])
       throw new Fault(`the message's ${name} is ${header[name]}, and must be ${wanted[name]}`);
-  return { ...weightsOf(plan, arrays, count), version: header.version };
+  return { ...weightsOf(plan, arrays, count), version: header.version, rng: checkedKey(header.rng) };
+}
+
+/** The round's random key, as a message says it. */
+export function checkedKey(rng) {
+  const word = (each) => Number.isInteger(each) && each >= 0 && each < 2 ** 32;
+  if (!Array.isArray(rng) || rng.length !== 2 || !rng.every(word))
+    throw new Fault(`a message must say its rng as two numbers of 32 bits, and says ${JSON.stringify(rng)}`);
+  return rng;
 }
 
 /** All numbers of the model that this device has. The local part starts at its learned default, or at zero. */
@@ -192,32 +216,40 @@ const SPLITS = {
 };
 
 /** One round on this device: the bytes of its report. The local part is in none of them. `keys` are told if need be. */
-export function report(plan, about, received, examples, keys = null) {
+export function report(plan, { about, client }, received, examples, keys = null) {
   const [support, query] = SPLITS[plan.split.kind](examples, plan.split);
   const before = rebuild(plan, received, support);
   const after = copied(before);
+  const moved = { user: new Float64Array(plan.dim), userBias: 0 }; // the change of the defaults
   let loss = 0;
   let seen = 0;
-  for (const batch of batches(query, plan.update)) {
-    loss += step(plan, after, batch, plan.update.rate, { server: true, local: plan.learned });
+  for (const batch of batches(query, plan.update, firstBatch(plan, client, received.rng, query.length))) {
+    loss += step(plan, after, batch, plan.update.rate, { server: true, local: moved });
     seen += batch.length;
   }
   const weight = plan.uniform ? Math.min(query.length, 1) : query.length;
-  const arrays = contribution(plan, before, after, weight);
+  const arrays = contribution(plan, before, after, moved, weight);
   arrays["#sums"] = { shape: [4], values: Float32Array.of(weight, Math.min(weight, 1), loss, seen) };
   if (keys) arrays["#keys:item"] = { shape: [keys.length], values: Int32Array.from(keys) };
   const valid = Object.values(arrays).every(({ values }) => values.every(Number.isFinite));
   return writeTensors(valid ? arrays : {}, { format: 1, kind: "report", ...about, valid });
 }
 
-/** The change of what the server stores, times the weight. A default changes as the local leaf that follows it. */
-function contribution(plan, before, after, weight) {
+/** The number of the batch with which a client begins in this round. */
+function firstBatch(plan, client, rng, count) {
+  if (!plan.anywhere) return 0;
+  const update = child(clientKey(rng, client), "phase 1"); // phase 0 rebuilds the local part
+  return below(child(update, "begin"), Math.max(1, Math.ceil(count / plan.update.size)));
+}
+
+/** The change of what the server stores, times the weight. */
+function contribution(plan, before, after, moved, weight) {
   const change = {
     item: after.items.flatMap((row, i) => [...row].map((x, d) => x - before.items[i][d])),
     item_bias: Array.from(after.itemBias, (x, i) => x - before.itemBias[i]),
     mean: [after.mean - before.mean],
-    "default/user": Array.from(after.user, (x, d) => x - before.user[d]),
-    "default/user_bias": [after.userBias - before.userBias],
+    "default/user": moved.user,
+    "default/user_bias": [moved.userBias],
   };
   const shapes = Object.entries(shapesOf(plan, after.items.length));
   return Object.fromEntries(
@@ -232,7 +264,7 @@ export function rebuild(plan, received, examples) {
   const pull = (2 * plan.pull) / Math.max(examples.length, 1);
   for (const batch of batches(examples, plan.reconstruct)) {
     const { user, userBias } = { ...weights, user: weights.user.slice() };
-    step(plan, weights, batch, plan.reconstruct.rate, { local: true });
+    step(plan, weights, batch, plan.reconstruct.rate, { local: weights });
     const drawn = plan.reconstruct.rate * pull; // towards the default
     user.forEach((x, d) => (weights.user[d] -= drawn * (x - received.user[d])));
     weights.userBias -= drawn * (userBias - received.userBias);
@@ -264,17 +296,21 @@ function solved(plan, weights, examples) {
   return weights;
 }
 
-/** Batches in the order of the examples, the same in every epoch. */
-function* batches(examples, { size, epochs, most }) {
+/** Batches in the order of the examples, the same in every epoch, from batch number `begin` on. */
+function* batches(examples, { size, epochs, most }, begin = 0) {
   const each = Math.ceil(examples.length / size);
   for (let i = 0; each && i < Math.min(epochs * each, most); i++) {
-    const first = (i % each) * size;
+    const first = ((begin + i) % each) * size;
     yield examples.slice(first, first + size);
   }
 }
 
-/** One step of SGD on the mean loss of a batch, for these groups; returns the summed loss before it. */
-function step(plan, weights, batch, rate, { server = false, local = false }) {
+/**
+ * One step of SGD on the mean loss of a batch; returns the summed loss before it. `server`: whether what the server
+ * stores is trained. `local` takes the change of the local part: the weights themselves if it is rebuilt. In training
+ * the learned defaults have its gradient, and the local part stays where it is.
+ */
+function step(plan, weights, batch, rate, { server = false, local }) {
   const errors = batch.map(({ row, target }) => found(weights, row) - target);
   const pushes = errors.map((error) => (-2 * rate * error) / batch.length);
   const user = weights.user.slice();
@@ -282,11 +318,11 @@ function step(plan, weights, batch, rate, { server = false, local = false }) {
   batch.forEach(({ row }, i) => {
     for (let d = 0; d < plan.dim; d++) {
       if (server) weights.items[row][d] += pushes[i] * user[d];
-      if (local) weights.user[d] += pushes[i] * items[i][d];
+      local.user[d] += pushes[i] * items[i][d];
     }
     if (server && plan.biases) weights.itemBias[row] += pushes[i];
     if (server && plan.biases) weights.mean += pushes[i];
-    if (local && plan.biases) weights.userBias += pushes[i];
+    if (plan.biases) local.userBias += pushes[i];
   });
   return errors.reduce((sum, error) => sum + error ** 2, 0);
 }

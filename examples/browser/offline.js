@@ -1,6 +1,6 @@
 // A service worker: the page's own files are kept, so that it opens without a network. Requests to the run pass by.
 
-const FILES = ["./", "learn.js", "device.js", "pages.js"];
+const FILES = ["./", "learn.js", "device.js", "pages.js", "random.js"];
 
 self.addEventListener("install", (event) =>
   event.waitUntil(caches.open("page").then((kept) => kept.addAll(FILES))),

@@ -2,7 +2,7 @@
 // leaves, the order of keys, and an index of pages. A file's name begins with the digest of its bytes, so a cache or a
 // mirror need not be trusted. docs/protocol.md has the format.
 
-import { Fault, hex, parsed, readSlices, readTensors, shapesOf, weightsOf } from "./learn.js";
+import { checkedKey, Fault, hex, parsed, readSlices, readTensors, shapesOf, weightsOf } from "./learn.js";
 
 const DIGITS = 32; // of a digest, in a name
 const RAW = DIGITS / 2; // its bytes, in an index
@@ -69,7 +69,7 @@ async function fromPages(plan, about, name, keys, file) {
       arrays[array].set(pages.get(Math.floor(place / pageRows))[array].subarray(first, first + width), i * width);
     });
   }
-  return { ...weightsOf(plan, arrays, keys.length), version: manifest.version };
+  return { ...weightsOf(plan, arrays, keys.length), version: manifest.version, rng: checkedKey(manifest.rng) };
 }
 
 /** What a manifest says, if it is of this version and fits the model. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -23,6 +24,7 @@ from starlette.staticfiles import StaticFiles
 from partwise.algorithm import init_server
 from partwise.algorithms.registry import prepare
 from partwise.checkpoint import from_bytes
+from partwise.data.repeats import one_each
 from partwise.data.store import ClientStore
 from partwise.deployment.agent import Agent
 from partwise.deployment.auth import DeviceKey, KeyRow, device_of
@@ -30,6 +32,7 @@ from partwise.deployment.federation import algorithm_of, found_run, open_run
 from partwise.deployment.http_link import HttpLink
 from partwise.deployment.http_server import application
 from partwise.device import Device
+from partwise.randomness import child, client_numbers, client_rng, hash64, words
 from partwise.runs.resolve import resolve
 from partwise.server.messages import About, send
 from partwise.server.round import Server
@@ -166,21 +169,22 @@ def golden(setting, store):
 
 IN_PAGE = """(async () => {
   const { choose, planOf, readSlices, rebuild, report } = await import("/learn.js");
-  const { offer, about, message, ratings } = GIVEN;
+  const { offer, about, client, message, ratings } = GIVEN;
   const bytes = Uint8Array.from(atob(message), (c) => c.charCodeAt(0));
   const plan = planOf(offer);
   const { keys, examples } = choose(plan, ratings);
   const received = readSlices(plan, about, keys.length, bytes);
   const { user, userBias } = rebuild(plan, received, examples);
-  const sent = report(plan, about, received, examples);
+  const sent = report(plan, { about, client }, received, examples);
   return { keys, sent: btoa(String.fromCharCode(...sent)), user: [...user], userBias };
 })()"""
 
 
-def in_page(page, offer, about, message, ratings):
+def in_page(page, offer, about, message, ratings, client="ann"):
     given = {
         "offer": offer._asdict(),
         "about": about._asdict(),
+        "client": client,
         "message": base64.b64encode(message).decode(),
         "ratings": ratings,
     }
@@ -208,7 +212,7 @@ def test_reports_on_real_ratings_are_those_of_a_python_device(alone, tmp_path):
 def compare(page, setting, store):
     """What a page and a Python device report of the same examples."""
     about, asked, message, report, local = golden(setting, store)
-    found = in_page(page, setting[1], about, message, ratings_of(store))
+    found = in_page(page, setting[1], about, message, ratings_of(store), str(store.client_ids[0]))
     assert found["keys"] == asked.keys["item"].tolist()
     (sent, said), (wanted, header) = from_bytes(base64.b64decode(found["sent"])), from_bytes(report)
     assert said == header
@@ -220,10 +224,99 @@ def compare(page, setting, store):
     np.testing.assert_allclose(found["user"], local["user"], rtol=1e-5, atol=1e-5)
     if "user_bias" in local:
         np.testing.assert_allclose(found["userBias"], local["user_bias"], rtol=1e-5, atol=1e-5)
+    return found
+
+
+NAMES = ["ann", "7", "Zo\u00eb \u2603", "x" * 128, "y" * 129, "z" * 200]
+ENDS = [1, 2, 3, 7, 50, 1000, 2**16 - 1, 2**16, 2**16 + 1, 100_000, 2**31 - 1]
+DRAWN_IN_PAGE = """(async () => {
+  const { below, child, clientKey, hash64 } = await import("/random.js");
+  const { names, rngs, ends } = GIVEN;
+  const of = (rng, name) => {
+    const key = child(clientKey(rng, name), "begin");
+    return [String(hash64(new TextEncoder().encode(name))), key, ends.map((end) => below(key, end))];
+  };
+  return names.flatMap((name) => rngs.map((rng) => of(rng, name)));
+})()"""
+
+
+def test_random_numbers_are_those_of_python(alone):
+    rngs = [[0, 5], [2**32 - 1, 123_456_789]]
+    given = json.dumps({"names": NAMES, "rngs": rngs, "ends": ENDS})
+    found = alone.run(DRAWN_IN_PAGE.replace("GIVEN", given))
+    wanted = []
+    for name in NAMES:
+        for rng in rngs:
+            number = words(client_numbers(np.array([name]))[0])
+            key = child(client_rng(jax.random.wrap_key_data(np.array(rng, np.uint32)), number), "begin")
+            drawn = [int(jax.random.randint(key, (), 0, end)) for end in ENDS]
+            wanted.append([str(hash64(name)), jax.random.key_data(key).tolist(), drawn])
+    assert found == wanted
+
+
+@pytest.mark.parametrize("setting", [DEFAULTS], ids=["planted"], indirect=True)
+def test_clients_begin_with_different_batches(setting, alone):
+    """Of 40 examples in 8 batches: each client's report is the Python device's, and most differ."""
+    starts = set()
+    for name in ("ann", "bob", "7", "eve", "a client with a long name " * 6):
+        store = dataclasses.replace(
+            one_client(setting[0], [*range(20), *range(20)]), client_ids=np.array([name])
+        )
+        starts.add(compare(alone, setting, store)["sent"])
+    assert len(starts) >= 3
+
+
+CHOSEN = """(async () => {
+  const { choose, planOf } = await import("/learn.js");
+  const { offer, ratings } = GIVEN;
+  const { keys, examples } = choose(planOf(offer), ratings);
+  return examples.map(({ row, target }) => [keys[row], target]);
+})()"""
+
+
+@pytest.mark.parametrize("setting", [DEFAULTS], ids=["planted"], indirect=True)
+@pytest.mark.parametrize(("order", "kept"), [("shuffle", "last"), ("time", "mean"), ("as is", "last")])
+def test_one_rating_of_an_item_is_used(setting, alone, order, kept):
+    """As a Python device makes its client's rows; in the order "as is", and where there is none, all are used."""
+    task, offer, _, _ = setting
+    store = one_client(task, [5, 19, 0, 5, 11, 2, 2, 5])
+    offer = offer._replace(settings={**offer.settings, "data.order": order, "data.duplicates": kept})
+    given = json.dumps({"offer": offer._asdict(), "ratings": ratings_of(store)})
+    found = alone.run(CHOSEN.replace("GIVEN", given))
+    wanted = store if order == "as is" else one_each(store, "item", "rating", kept).store
+    assert [item for item, _ in found] == wanted.examples(0)["item"].tolist()
+    np.testing.assert_allclose([rating for _, rating in found], wanted.examples(0)["rating"], rtol=1e-6)
+
+
+ANOTHER_RUN = """(async () => {
+  const { takePart } = await import("/device.js");
+  const { offer } = GIVEN;
+  const task = { kind: "train", client: "ann", about: { run: "b", version: 3, task: "t", model: offer.model } };
+  const [offers, joined] = [[{ ...offer, run: "a" }, { ...offer, run: "b" }], []];
+  const polls = [{ tasks: [task] }, { ended: true }];
+  const link = {
+    offer: async () => offers.shift(),
+    join: async (clients) => joined.push(clients),
+    poll: async () => polls.shift(),
+  };
+  const heard = [];
+  const stop = new AbortController().signal;
+  for await (const each of takePart(link, { name: "ann" }, null, stop)) heard.push(each);
+  return { heard, joined, left: offers.length };
+})()"""
+
+
+@pytest.mark.parametrize("setting", [DEFAULTS], ids=["planted"], indirect=True)
+def test_a_task_of_another_run_begins_anew(setting, alone):
+    """Nothing is trained by what was told of the run before."""
+    found = alone.run(ANOTHER_RUN.replace("GIVEN", json.dumps({"offer": setting[1]._asdict()})))
+    assert [each["accepted"] for each in found["heard"]] == [False]
+    assert "another run" in found["heard"][0]["reason"]
+    assert (found["joined"], found["left"]) == ([["ann"], ["ann"]], 0)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "said"),
     [
         ({"update.optimizer": "adam"}, "update.optimizer = adam, and this page knows sgd"),
         ({"select.item": "top:3"}, "select.item = top:3, and this page knows own, all"),
@@ -231,6 +324,7 @@ def compare(page, setting, store):
         ({"data.dim": 600}, "vectors of 600 numbers are too long"),
         ({"algorithm": "fed_per"}, "algorithm = fed_per, and this page knows fed_recon"),
         ({"deploy.precision": "int8"}, "deploy.precision = int8, and this page knows float32"),
+        ({"privacy.keys": 5}, "privacy.keys = 5, and this page knows 0"),
         ({"deploy.held_out": 0.1}, "deploy.held_out = 0.1, and this page knows 0"),
         (
             {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"},
@@ -238,9 +332,9 @@ def compare(page, setting, store):
         ),
     ],
 )
-def test_a_run_that_the_page_cannot_follow_is_refused(alone, tmp_path, changes, words):
+def test_a_run_that_the_page_cannot_follow_is_refused(alone, tmp_path, changes, said):
     task, config = resolve("planted", None, SMALL | changes)
-    with pytest.raises(RuntimeError, match=words):
+    with pytest.raises(RuntimeError, match=said):
         in_page(alone, offered(task, config, tmp_path), About(), b"", [])
 
 
@@ -248,6 +342,9 @@ def test_a_setting_that_the_page_has_never_heard_of_is_refused(alone, setting):
     offer = setting[1]
     with pytest.raises(RuntimeError, match="the server speaks protocol 2, and this page knows 1"):
         in_page(alone, offer._replace(protocol=2), About(), b"", [])
+    private = offer._replace(settings={**offer.settings, "serving.way": "private"})
+    with pytest.raises(RuntimeError, match=r"serving.way = private, and this page knows on_demand"):
+        in_page(alone, private, About(), b"", [])
     offer = offer._replace(settings={**offer.settings, "update.momentum": 0.9})
     with pytest.raises(RuntimeError, match=r"update.momentum = 0.9, and this page knows no such setting"):
         in_page(alone, offer, About(), b"", [])
@@ -268,6 +365,7 @@ def damaged(message, about):
         "places before the arrays": (swapped(b'"data_offsets":[0', b'"data_offsets":[-'), "no JSON"),
         "another task": (swapped(about.task.encode(), b"0" * 32), "the message's task is 0000"),
         "another model": (swapped(about.model.encode(), b"0" * 32), "the message's model is 0000"),
+        "no randomness": (swapped(b"rng", b"rgn"), "must say its rng as two numbers of 32 bits"),
         "another kind": (swapped(b"slices", b"report"), "the message's kind is report"),
         "another type": (swapped(b'"F32"', b'"F16"'), "must be F32"),
         "another shape": (swapped(b'"shape":[2,3]', b'"shape":[3,2]'), "must be F32"),
@@ -280,10 +378,10 @@ def test_a_message_that_lies_is_refused(setting, alone):
     task, offer, _, _ = setting
     store = one_client(task, [7, 2])
     about, _, message, _, _ = golden(setting, store)
-    for name, (bytes_, words) in damaged(message, about).items():
+    for name, (bytes_, said) in damaged(message, about).items():
         with pytest.raises(RuntimeError) as caught:
             in_page(alone, offer, about, bytes_, ratings_of(store))
-        assert words in str(caught.value), name
+        assert said in str(caught.value), name
 
 
 # A run over the network
@@ -364,7 +462,10 @@ def test_browsers_and_agents_train_together_and_nothing_local_leaves(chromium, t
             fetch(page)
         kept = [page.run(KEPT) for page in pages]
 
-    simulation = PlainSimulation(prepared.build, prepared.rates, store, prepared.recruiting, seed=config.seed)
+    joined = as_joined(store, *pages)
+    simulation = PlainSimulation(
+        prepared.build, prepared.rates, joined, prepared.recruiting, seed=config.seed
+    )
     records = [record for call in simulation.run(12) for record in call]
     for path, leaf in simulation.state.params.items():
         np.testing.assert_allclose(np.asarray(hub.state(12).params[path]), np.asarray(leaf), atol=1e-4)
@@ -382,6 +483,13 @@ def test_browsers_and_agents_train_together_and_nothing_local_leaves(chromium, t
         for trace in traces(local):
             assert trace not in sent
             assert trace not in files
+
+
+def as_joined(store, *pages):
+    """The first clients named like the devices of these pages: a client's randomness depends on its name."""
+    names = [device_of(bytes.fromhex(page.text("public"))) for page in pages]
+    names += store.client_ids[len(names) :].tolist()
+    return dataclasses.replace(store, client_ids=np.array(names))
 
 
 def best_of(hub, store, version):
@@ -500,7 +608,7 @@ def test_slices_come_from_files(in_files):
     assert not any(b"/slices" in request[0] for request in recording.requests)
     asked = [request[0] for request in recording.requests if request[0].startswith(b"/v1/files/")]
     assert len(asked) == len(set(asked)) >= 3  # what did not change is not asked for again
-    store = prepared.store.gather([0])
+    store = as_joined(prepared.store.gather([0]), page)
     simulation = PlainSimulation(prepared.build, prepared.rates, store, prepared.recruiting, seed=0)
     list(simulation.run(3))
     for path, leaf in simulation.state.params.items():
@@ -533,7 +641,7 @@ OTHER_KEYS = """(async () => {
   const device = await openDevice(await openStore());
   const link = linkTo(location.origin, device, new AbortController().signal);
   await link.join([device.name]);
-  const { tasks } = await link.poll(0);
+  const { tasks } = await link.poll(20); // the first poll says that this device is there
   await link.slicesOf(planOf(await link.offer()), tasks[0], [1, 2]);
 })()"""
 
