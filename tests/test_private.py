@@ -1,7 +1,8 @@
 """Local parameters never leave a client: their bytes are searched for in all that others could see of a run.
 
-A spy notes every value that a local leaf ever has on a client. None of them may be in a message or a report, in the
-run's folder, or in what the commands print and log; in the client's own file they are.
+A spy notes every value that a local leaf ever has on a client, also while the model is checked. None of them may be
+in a message or a report, in the run's folder, or in what the commands print and log; in the client's own file they
+are.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import itertools
 import logging
 import re
 import stat
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import device
 from partwise.cli import main
 from partwise.client import state
 from partwise.data import by_client, planted_ratings
@@ -73,15 +76,21 @@ class Spy:
     """What local leaves were on clients, and where they started from if the server knows that."""
 
     def __init__(self, monkeypatch):
-        self.seen, self.sent = [], {}
-        values, report = state.local_values, Device.report_and_keep
+        self.seen, self.in_checks, self.sent = [], [], {}
+        self.noted = self.seen
+        values, report, check = state.local_values, Device.report_and_keep, device.check_model
 
         def spied(client, progress):
             for path, leaf in progress.local.items():
                 known = client.received.shared
                 start = known.get(DEFAULT + path, known.get(path, jnp.zeros_like(leaf)))
-                jax.debug.callback(self.note, leaf, start)
+                jax.debug.callback(partial(self.note, self.noted), leaf, start)
             return values(client, progress)
+
+        def checked(client):
+            self.noted = self.in_checks
+            check(client)
+            self.noted = self.seen
 
         def reported(device, message, *given, **more):
             answer = report(device, message, *given, **more)
@@ -90,15 +99,18 @@ class Spy:
 
         monkeypatch.setattr(state, "local_values", spied)
         monkeypatch.setattr(Device, "report_and_keep", reported)
+        monkeypatch.setattr(device, "check_model", checked)
 
-    def note(self, leaf, start) -> None:
+    def note(self, noted, leaf, start) -> None:
         if np.ndim(leaf):  # a single number cannot be told from others by its bytes
-            self.seen.append(np.where(leaf == start, 0, leaf))
+            noted.append(np.where(leaf == start, 0, leaf))
 
-    def secrets(self) -> np.ndarray:
-        """[N, DIM]; 0 where the client's value is what the server sent, or nothing."""
+    def secrets(self, checks: bool = True) -> np.ndarray:
+        """[N, DIM]; 0 where the client's value is what the server sent, or nothing. A check of the model moves the
+        values that it tries; without `checks` these are left out."""
         jax.effects_barrier()
-        return np.unique(np.array(self.seen, np.float32).reshape(-1, self.seen[0].shape[-1]), axis=0)
+        noted = self.seen + (self.in_checks if checks else [])
+        return np.unique(np.array(noted, np.float32).reshape(-1, noted[0].shape[-1]), axis=0)
 
 
 def runs_of(vectors: np.ndarray, size: int) -> np.ndarray:
@@ -195,8 +207,8 @@ def test_values_that_were_planted_stay(watch, spy, backend, tmp_path, capfd):
     """Not rebuilt at all, the local part is what was planted, to the bit; every single number is looked for."""
     given_away = watch("secret", {"simulation.backend": backend, "reconstruct.method": "skip"})
     assert len(spy.sent) == (2 * 2 * 3 if backend == "plain" else 0)
-    np.testing.assert_array_equal(spy.secrets(), [PLANTED])
-    check_nothing_is_found(given_away, PLANTED[None], size=1)
+    np.testing.assert_array_equal(spy.secrets(checks=False), [PLANTED])
+    check_nothing_is_found(given_away, spy.secrets(), size=1)
     assert search(personalize(tmp_path), PLANTED[None], size=1) == {"<f4"}
     assert not search(capfd.readouterr().out.encode(), PLANTED[None], size=1)
 
@@ -207,7 +219,7 @@ def test_values_that_were_trained_stay(watch, spy, role, tmp_path):
     settings = {"simulation.backend": "plain", "reconstruct.rate": 0.1 * SCALE**2, "reconstruct.epochs": 1}
     settings |= {"data.role": role}
     given_away = watch("secret", settings)
-    assert len(spy.secrets()) > 2 * 3  # of every client in every round at least one
+    assert len(spy.secrets(checks=False)) > 2 * 3  # of every client in every round at least one
     check_nothing_is_found(given_away, spy.secrets())
     known_to_the_server = {"<f4"} if role in ("learned", "add", "average") else set()
     assert search(spy.sent["message 0"], PLANTED[None], size=1) == known_to_the_server

@@ -116,9 +116,10 @@ def test_pool_is_one_client_with_every_row(small):
     assert pooled.examples(0)["rating"].tolist() == [2, 4, 1, 3, 6]
     assert pooled.num_keys("item") == 4
     assert np.shares_memory(small.pool().columns["rating"], small.columns["rating"])
-    parts = small.pool(4)
-    assert parts.counts.tolist() == [4, 2]
-    np.testing.assert_array_equal(parts.gather().columns["rating"], small.pool().columns["rating"])
+    for size, counts in [(3, [3, 3]), (4, [4, 2]), (9, [6])]:
+        parts = small.pool(size)
+        assert parts.counts.tolist() == counts
+        np.testing.assert_array_equal(parts.gather().columns["rating"], small.pool().columns["rating"])
 
 
 def test_derived_and_renamed_columns(small):

@@ -48,7 +48,7 @@ class Counting:
     def state(self):
         return SimpleNamespace(params={"a": np.array([self.round], np.float32)})
 
-    def snapshot(self):
+    def current(self):
         return {"a": np.array([self.round], np.float32)}
 
     def resume(self, saved, round_number, capacity):

@@ -49,9 +49,11 @@ def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) ->
 
 
 def by_solving(pull: Any, batch_size: int = 32) -> Reconstruct:
-    """The minimum, for losses that are least squares in the local part (patent: closed form). More than 512 numbers
-    are found by conjugate gradients: where examples are fewer than numbers and the pull is tiny, their loss is up to a
-    ten-thousandth above the minimum."""
+    """The minimum, for losses that are least squares in the local part (patent: closed form).
+
+    More than 512 numbers are found by conjugate gradients. If examples are fewer than these and the pull is tiny,
+    their loss may be a ten-thousandth above the minimum.
+    """
     if isinstance(pull, float | int) and pull < 0:
         raise UserError(f"the pull of a closed-form reconstruction must not be negative, not {pull}")
     return lambda client, progress, support: solve(

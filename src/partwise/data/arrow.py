@@ -74,12 +74,11 @@ def to_texts(name: str, array: Any, first_row: int = 0) -> list[Any]:
 
 def _whole(name: str, array: Any, first_row: int) -> pa.Array:
     """One array of a simple type, valid and without missing values."""
+    check_valid(name, array, first_row)
     if isinstance(array, pa.ChunkedArray):
-        for chunk in array.chunks:
-            _validate(name, chunk, first_row)
         array = array.combine_chunks()
         array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
-    _validate(name, array, first_row)
+        _validate(name, array, first_row)
     if isinstance(array.type, pa.BaseExtensionType):
         return _whole(name, array.storage, first_row)
     if kinds.is_dictionary(array.type):
@@ -90,6 +89,13 @@ def _whole(name: str, array: Any, first_row: int) -> pa.Array:
     if array.null_count:
         refuse(name, "missing values", array.is_null().to_numpy(zero_copy_only=False), first_row)
     return array
+
+
+def check_valid(name: str, array: pa.Array | pa.ChunkedArray, first_row: int) -> None:
+    """Raise `UserError` if the memory of a column is not what its type says, as in a damaged file. Whatever is
+    computed of such a column may end the process."""
+    for chunk in array.chunks if isinstance(array, pa.ChunkedArray) else [array]:
+        _validate(name, chunk, first_row)
 
 
 def _validate(name: str, array: pa.Array, first_row: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from partwise.data.arrow import arrow_ids, arrow_numbers, held_by
+from partwise.data.arrow import arrow_ids, arrow_numbers, check_valid, held_by
 from partwise.data.checks import Column, check_known, clean_columns, to_array
 from partwise.data.id_columns import Ids, to_ids
 from partwise.data.late_arrow import compute, kinds, pa
@@ -55,7 +55,11 @@ def whole_rows(batch: Batch, plan: Wanted, first_row: int) -> Batch:
         return batch
     there = list(batch) if isinstance(batch, Mapping) else batch.schema.names
     names = [name for name in (there if plan.names is None else plan.names) if name in there]
-    empty = np.any([_empty(batch[name]) for name in names], axis=0) if names else np.zeros(0, bool)
+    empty = (
+        np.any([_empty(name, batch[name], first_row) for name in names], axis=0)
+        if names
+        else np.zeros(0, bool)
+    )
     plan.read += len(empty)
     if not empty.any():
         return batch
@@ -78,9 +82,10 @@ def tell_skipped(plan: Wanted) -> str:
     )
 
 
-def _empty(values: Any) -> np.ndarray:
+def _empty(name: str, values: Any, first_row: int) -> np.ndarray:
     """Which rows have no value: none, NaN, or a text without letters."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
+        check_valid(name, values, first_row)
         if kinds.is_string(values.type) or kinds.is_large_string(values.type):
             return np.asarray(compute.call_function("binary_length", [values.fill_null("")])) == 0
         return np.asarray(values.is_null(nan_is_null=kinds.is_floating(values.type)))

@@ -104,9 +104,9 @@ def _train(training: TimedTraining, cores: Sequence[int], place: tuple[str, int,
     from partwise.simulation.mesh import use_all_cores
     from partwise.simulation.processes import join_processes
 
-    use_all_cores()
     if place[1] > 1:
-        join_processes(*place)
+        join_processes(*place)  # before anything starts JAX
+    use_all_cores()
     task, config = training.resolved()
     simulation: Any = make_simulation(prepare(task, config), config, config.simulation.lanes)
     if simulation.mesh.size != 2:

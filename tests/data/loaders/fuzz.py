@@ -66,6 +66,7 @@ def read_client(path: Path) -> None:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "table": lambda path: read_table(path, "user", ids=["item"], order_by="rating"),
+    "whole rows": lambda path: read_table(path, "user", ids=["item"], order_by="rating", missing="skip"),
     "lists": read_lists,
     "client": read_client,
     "store": read_store,

@@ -79,6 +79,7 @@ def write_tables(folder: Path) -> list[tuple[str, str]]:
     listed = ["l.parquet", "l.feather", "file.arrow", "stream.arrow"]
     return (
         [("table", name) for name in plain]
+        + [("whole rows", name) for name in ("t.csv", "t.parquet", "t.feather")]
         + [("lists", name) for name in (listed)]
         + [("client", name) for name in ("t.csv", "t.parquet")]
     )
