@@ -1,7 +1,8 @@
 """Local parameters never leave a client: their bytes are searched for in all that others could see of a run.
 
-A spy notes every value that a local leaf ever has on a client, also while the model is checked. None of them may be in a message or a report, in the
-run's folder, or in what the commands print and log; in the client's own file they are.
+A spy notes every value that a local leaf ever has on a client, also while the model is checked. None of them may be
+in a message or a report, in the run's folder, or in what the commands print and log; in the client's own file they
+are.
 """
 
 from __future__ import annotations
