@@ -15,7 +15,6 @@ from partwise.model.partition import Partition
 from partwise.model.spec import Model
 from partwise.randomness import child
 from partwise.selection.choose import Choice, everything, own
-from partwise.selection.serving import Sizes, sizes_of
 from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
 from partwise.server.total import Aggregator, Contribution, Known, Report
@@ -108,11 +107,6 @@ def init_server(algorithm: Algorithm, rng: jax.Array) -> ServerState:
     partition = algorithm.partition
     carried = algorithm.aggregator.init(partition)
     return init_state(partition, algorithm.optimizer, init_params(algorithm, rng), carried)
-
-
-def costs_of(algorithm: Algorithm) -> Sizes:
-    """The sizes of what goes to a client and back, from which `selection.serving.serve` computes the costs."""
-    return sizes_of(algorithm.partition, algorithm.choose, algorithm.aggregator.zero)
 
 
 class Done(NamedTuple):

@@ -179,14 +179,34 @@ def test_who_keeps_a_model_of_its_own_is_evaluated_with_that(make_store, monkeyp
     assert len({float(run.kept(client)["base"]) for client in store.client_ids.tolist()}) == 4
 
 
+ON_SERVER = {"scaffold": {"scaffold.control": "server"}}  # its clients would not learn rows of their own
+
+
 @pytest.mark.parametrize("algorithm", ["fed_prox", "scaffold", *KEEPING])
 def test_a_task_with_a_local_part_is_evaluated_as_another_algorithm_would(tmp_path, algorithm):
     """Training has what evaluation, which rebuilds local parts, does not know: a pull, control variates."""
-    changes = {f"data.{name}": value for name, value in PLANTED.items()} | SMALL
+    changes = (
+        {f"data.{name}": value for name, value in PLANTED.items()} | SMALL | ON_SERVER.get(algorithm, {})
+    )
     run = train("planted", out=tmp_path / "run", changes={**changes, "algorithm": algorithm})
     assert evaluate_run(tmp_path / "run")["rmse"] == pytest.approx(run.test["rmse"], rel=1e-6)
     mine = run.task.test.gather(np.array([0])).select(("item", "rating"))
     assert set(run.personal.personalize(mine)) == {"user"}
+
+
+def test_scaffold_is_evaluated_without_the_control_variates_of_clients(tmp_path):
+    changes = {"data.num_clients": 30, "data.num_words": 100, "data.num_tags": 5, "algorithm": "scaffold"}
+    run = train("tags-planted", out=tmp_path / "run", changes={**SMALL, **changes})
+    again = evaluate_run(tmp_path / "run")
+    assert again["recall_at_5"] == pytest.approx(run.test["recall_at_5"], rel=1e-6)
+    assert again["loss"] == pytest.approx(run.test["loss"], rel=1e-6)
+
+
+def test_scaffold_refuses_rows_that_one_client_alone_has():
+    """Their gradient would be replaced by a mean over all clients, in which it is next to nothing."""
+    changes = {f"data.{name}": value for name, value in PLANTED.items()} | SMALL
+    with pytest.raises(UserError, match=r"mean of all 32.*key space user.*scaffold\.control = server"):
+        train("planted", changes={**changes, "algorithm": "scaffold"})
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,7 @@ def test_a_row_by_hand(desk):
             "local": "as the server trained it, then fine-tuned",
             "others": "as trained",
             "weights": "tokens",
+            "split": "halves",
         },
         "seconds": 1.5,
     }

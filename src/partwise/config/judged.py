@@ -10,6 +10,7 @@ from partwise.tasks.base import Setting, Task
 from partwise.types import UserError
 
 LOCAL = ("rebuilt", "tuned", "trained")  # values of evaluation.local
+AS_KEPT = "as the client kept it"  # in a summary: how the local part of a client was evaluated
 
 
 def judged_setting(setting: Setting, config: Config) -> Setting:

@@ -33,7 +33,7 @@ RIDGE = 5.0  # ratings of an imagined user or item without a bias
 WITHOUT_MODEL = ("count_heat",)
 
 
-class Judged(NamedTuple):
+class OnTask(NamedTuple):
     """A task of the table: its metric, whether higher is better, and what it reaches without learned vectors.
 
     baseline: (task, split of an evaluated client) -> the metric on the test clients
@@ -100,13 +100,13 @@ def commonest_tags(task: Task, split: Split) -> float:
 SMALL = {"rounds": 10, "cohort.size": 5, "simulation.lanes": 5, "simulation.evaluate_every": 10}
 FEW = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
 RELEASE = {"data.size": "100k"}
-TASKS: Mapping[str, Judged] = {
-    "planted": Judged("rmse", False, biases, quick=SMALL | FEW),
-    "movielens": Judged("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
-    "movielens-seen": Judged("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
-    "events-planted": Judged("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
-    "tags-planted": Judged("recall_at_5", True, commonest_tags, quick=SMALL | {"data.num_clients": 30}),
-    "writers": Judged("accuracy", True, commonest_class, quick=SMALL | {"data.num_clients": 30}),
+TASKS: Mapping[str, OnTask] = {
+    "planted": OnTask("rmse", False, biases, quick=SMALL | FEW),
+    "movielens": OnTask("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
+    "movielens-seen": OnTask("rmse", False, biases, RELEASE, SMALL | {"data.max_examples": 20}),
+    "events-planted": OnTask("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
+    "tags-planted": OnTask("recall_at_5", True, commonest_tags, quick=SMALL | {"data.num_clients": 30}),
+    "writers": OnTask("accuracy", True, commonest_class, quick=SMALL | {"data.num_clients": 30}),
 }
 
 
@@ -124,7 +124,7 @@ def defaults(
 
 def _of_task(
     name: str,
-    judged: Judged,
+    judged: OnTask,
     settings: Mapping[str, Any],
     data: str | None,
     out: Path,

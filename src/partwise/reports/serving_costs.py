@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from partwise.algorithm import Algorithm, costs_of
+from partwise.algorithm import Algorithm
 from partwise.algorithms.entry import Prepared
 from partwise.algorithms.registry import prepare
 from partwise.data.ragged import row_indices
@@ -30,6 +30,7 @@ from partwise.selection.serving import (
     total,
 )
 from partwise.server.cohort import recruit
+from partwise.server.record import costs_of
 from partwise.types import UserError
 
 

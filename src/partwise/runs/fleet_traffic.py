@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithm import Algorithm, costs_of
+from partwise.algorithm import Algorithm
 from partwise.algorithms.entry import Prepared
 from partwise.config.settings import Config
 from partwise.data.ragged import owners, row_indices
@@ -20,6 +20,7 @@ from partwise.randomness import client_numbers
 from partwise.selection.choose import Chosen, choose_all
 from partwise.selection.keys import own_keys
 from partwise.selection.serving import Demand, Sizes, serve
+from partwise.server.record import costs_of
 from partwise.server.round import sees_all_rows
 
 PREGENERATED = "pregenerated"

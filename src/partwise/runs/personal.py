@@ -17,7 +17,7 @@ import numpy as np
 
 from partwise.algorithms.fed_recon import evaluation_build
 from partwise.checkpoint import digest_of, load_arrays, read_header, save_arrays
-from partwise.config.judged import judged_setting
+from partwise.config.judged import AS_KEPT, judged_setting
 from partwise.config.settings import Config
 from partwise.data.histories import History, next_examples, with_histories
 from partwise.data.ids import check_listed
@@ -42,7 +42,6 @@ from partwise.runs.folder import Folder
 from partwise.runs.recommend import Recommended, best, excluded_keys, some_of
 from partwise.runs.resolve import settings_of
 from partwise.runs.sanity import check_finite, check_fits
-from partwise.runs.summary import AS_KEPT
 from partwise.server.messages import send
 from partwise.tasks import Setting, Task
 from partwise.types import RunWarning, UserError, unknown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -18,12 +18,14 @@ from partwise.config.settings import Config
 from partwise.device import Device
 from partwise.model.partition import DEFAULT
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.runs.cause import Cause
 from partwise.runs.folder import Folder
-from partwise.runs.tally import Tally
 from partwise.server.messages import send
 from partwise.tasks.base import WHOLE, Setting, Task
 from partwise.types import DivergedError, UserError, counted
+
+if TYPE_CHECKING:  # a client on its own imports this module, and trains nothing
+    from partwise.runs.cause import Cause
+    from partwise.runs.tally import Tally
 
 MOST_TOLD = 6  # leaves that one message names
 RATES = (
@@ -199,7 +201,7 @@ def tell_outlier(first: Mapping[str, Any]) -> str:
 
 
 # The cause of updates that are not finite, found at some of these clients (empty: at clients of the last round)
-FindCause = Callable[[Sequence[Any]], Cause | None]
+FindCause: TypeAlias = "Callable[[Sequence[Any]], Cause | None]"
 STEPS = {
     "eager": "To look at its steps, print in the model's loss, or stop there with breakpoint()",
     "other": "To look at the steps of single clients: --set simulation.backend=eager",

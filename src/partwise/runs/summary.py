@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from partwise.algorithms.entry import Prepared
+from partwise.config.judged import AS_KEPT
 from partwise.config.parts import make_evaluation_split
 from partwise.config.settings import Config
 from partwise.model.spec import one_per_example
@@ -21,7 +22,6 @@ from partwise.simulation.processes import num_processes
 from partwise.tasks import Task
 
 ENOUGH_LOOKS = 5  # fewer evaluations do not show whether the loss rises
-AS_KEPT = "as the client kept it"  # how the local part of a client was evaluated
 WORSE = 0.05  # a validation loss that is larger than the lowest by this share of it is worth a warning
 
 

@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.algorithm import Algorithm, Build, costs_of
+from partwise.algorithm import Algorithm, Build
 from partwise.data.spool import layouts_of
 from partwise.data.store import ClientStore
 from partwise.model.partition import DEFAULT, Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
-from partwise.server.record import Record, costs, diverged, told_of
+from partwise.server.record import Record, costs, costs_of, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
 from partwise.server.step import ServerState
 from partwise.simulation import stage

@@ -17,14 +17,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from partwise.algorithm import Algorithm, Build, costs_of, init_server
+from partwise.algorithm import Algorithm, Build, init_server
 from partwise.data.ragged import offsets, pad
 from partwise.data.store import ClientStore
 from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
-from partwise.server.record import Record, costs, diverged, told_of
+from partwise.server.record import Record, costs, costs_of, diverged, told_of
 from partwise.server.step import ServerState
 from partwise.simulation import stage
 from partwise.simulation.clock import compile_seconds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from partwise.algorithm import Build, costs_of, init_server, kept_shape
+from partwise.algorithm import Build, init_server, kept_shape
 from partwise.data.store import ClientStore
 from partwise.device import Device
 from partwise.metrics import Pairs, Sums
@@ -23,7 +23,7 @@ from partwise.randomness import EVALUATION_ROUND, INIT_ROUND, round_rng
 from partwise.selection.serving import check_way, serve
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import read_invitation, send
-from partwise.server.record import Record, costs, diverged, told_of
+from partwise.server.record import Record, costs, costs_of, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState
 from partwise.server.update_sizes import outlying, spread_of
