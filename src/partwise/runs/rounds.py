@@ -49,6 +49,7 @@ class Course(NamedTuple):
     rates: Sequence[str]  # those that may be lowered if the training goes wrong
     followed: Followed
     find_cause: FindCause  # why updates of clients are not finite
+    patience: int  # rounds that may go wrong
 
 
 def run_rounds(course: Course) -> Iterator[None]:
@@ -88,7 +89,7 @@ def _write(course: Course, lines: list[dict[str, Any]]) -> None:
     course.recorder.add(lines)
     config = course.config
     more = (course.rates, course.find_cause, config.simulation.backend)
-    check_going(course.recorder.tally, config.simulation.patience, config.rounds, *more)
+    check_going(course.recorder.tally, course.patience, config.rounds, *more)
     course.followed.show(lines)
 
 

@@ -34,7 +34,24 @@ from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, Missing, read_own_table
 from partwise.types import Limits, RunWarning, UserError, counted, unknown
 
-CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
+PULL = 0.05  # of users and items that are seen, in every rating
+PARTS = 200  # of the ratings in one place: a batch is one of them
+# A step of Adam on every batch. The pull of unseen users and the decay do what ridges do in alternating least
+# squares, and reach its RMSE.
+CENTRAL = {
+    "rounds": 2000,
+    "update.max_steps": 1,
+    "update.rate": 1.0,
+    "update.batch_size": 4000,  # or a part of the ratings
+    "server.optimizer": "adam",
+    "server.rate": 0.03,
+    "server.schedule": "cosine",
+    "server.settings.epsilon": 1e-8,
+    "server.settings.b2": 0.999,
+    "server.settings.decay": 0.3,
+    "reconstruct.pull": 3.0,
+    "simulation.rounds_per_call": 50,
+}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
 # Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
 # so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
@@ -61,6 +78,7 @@ PAPER_SETTINGS = {
     "data.initial": "random",
     "data.biases": False,
     "data.normalize": False,
+    "data.pull": 0.0,
     "data.max_examples": 300,
     "rounds": 500,
     "cohort.size": 100,
@@ -79,11 +97,20 @@ PAPER_SETTINGS = {
     # With the authors' 1.0 popular items overshoot, and one seed of twenty diverges; 0.5 is in their grid too.
     "fed_recon": {"server.rate": 0.5},
     **{name: {"update.rate": 0.1} for name in ("fed_avg", "fed_per", "lg_fed_avg", "fed_rep")},
-    "central": CENTRAL,
+    "central": {
+        "rounds": 20,
+        "update.rate": 1.0,
+        "update.batch_size": 300,
+        "simulation.evaluate_every": 1,
+    },
 }
 PRESETS = {PAPER: PAPER_SETTINGS}
 # Seen users have parameters that were trained for them; fed_recon keeps none.
-DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
+DEFAULTS_SEEN = {
+    **DEFAULTS,
+    "algorithm": "fed_rep",
+    "central": {**CENTRAL, "server.rate": 0.01, "server.settings.decay": 0.0},
+}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
 NEARLY, FAR = (
@@ -102,10 +129,12 @@ def settings(
     biases: bool = False,
     center: float = 0.0,
     spread: float = 1.0,
+    pull: float = 0.0,
 ) -> tuple[Setting, Setting]:
     """Two settings: users' parameters are local in the first, and in tables keyed by user in the second.
     Items are keyed in both."""
-    make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
+    units = {"center": center, "spread": spread, "pull": pull}
+    make = partial(matrix_factorization, num_items, dim, biases=biases, **units)
     personal, stateful = make(), make(num_users=num_users)
     columns = ("item", "rating")
     return (
@@ -135,6 +164,11 @@ def ratings_task(
     initial: Annotated[Initial, "where local parameters start"] = "learned",
     biases: Annotated[bool, "a mean, and a number for every user and item"] = True,
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = True,
+    pull: Annotated[
+        float | None,
+        "pull of user and item to zero in every rating; none: 0.05 if seen, else 0",
+        Limits(0, 1e6),
+    ] = None,
     max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 1000,
     order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
     seed: Annotated[int, "of the shuffle and of the cut into train, validation and test", SEEDS] = 42,
@@ -153,6 +187,8 @@ def ratings_task(
         normalize: Learn ratings in units of their spread around their mean. Mean and spread are those of the
             training ratings (two sums over clients) and part of the model. The model's outputs are in the
             units of the given ratings.
+        pull: Added to the loss of a rating that trains: this, times the squares of its user's and its item's
+            numbers. By default 0 for unseen clients, whose users are pulled by `reconstruct.pull`.
         max_examples: Only the first `max_examples` of every client are kept (with `seen`, only in training).
         order: The order of a client's examples: "shuffle", "time", or "as is" (which copies nothing, for a
             store larger than memory).
@@ -166,7 +202,8 @@ def ratings_task(
     Returns:
         The task.
     """
-    loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
+    pull = (PULL if seen else 0.0) if pull is None else pull
+    loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize, "pull": pull}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     loaded |= {"duplicates": duplicates}
     check_limits(ratings_task, loaded)
@@ -186,15 +223,24 @@ def ratings_task(
     train = dataclasses.replace(train, info={**train.info, WHOLE: whole.num_examples})
     _check_training(store, train, seen)
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
-    options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
+    options = {**sizes, "dim": dim, "initial": initial, "biases": biases, "pull": pull}
     options |= _units(train) if normalize else {"center": 0.0, "spread": 1.0}
     personal, stateful = settings(**options)
     server_side = stateful if "user" in train.columns else None
     known = (DEFAULTS_SEEN, PRESETS_SEEN) if seen else (DEFAULTS, PRESETS)
-    given = fitted(known[0] | dict(defaults or {}), train)
+    given = _in_parts(fitted(known[0] | dict(defaults or {}), train), train)
     presets = {preset: fitted(each, train) for preset, each in known[1].items()}
     task = Task(name, train, validation, test, personal, server_side, options, given, seen)
     return task._replace(loaded=loaded, presets=presets)
+
+
+def _in_parts(settings: Mapping[str, Any], train: ClientStore) -> dict[str, Any]:
+    """Settings in which a batch in one place is a part of the ratings, unless its size was chosen."""
+    central = settings["central"]
+    if central.get("update.batch_size") != CENTRAL["update.batch_size"]:
+        return dict(settings)
+    size = max(train.num_examples // PARTS, 1)
+    return {**settings, "central": {**central, "update.batch_size": size}}
 
 
 def _check_store(store: Any) -> None:

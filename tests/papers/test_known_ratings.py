@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from partwise.algorithms.registry import prepare
-from partwise.papers.defaults import first_of
+from partwise.papers.paper_settings import first_of
 from partwise.papers.reproduce import reproduce
 from partwise.runs.resolve import resolve
 from partwise.runs.summary import best_reachable
@@ -55,7 +55,7 @@ def test_of_seen_clients_it_is_not_known():
 def test_neither_defaults_nor_the_preset_diverge(tmp_path):
     """The fourth seed is the one that diverges with the authors' server rate."""
     rows = {
-        (row["row"], row["metric"]): row for row in reproduce("defaults", None, tmp_path, seeds=4)["rows"]
+        (row["row"], row["metric"]): row for row in reproduce("paper-settings", None, tmp_path, seeds=4)["rows"]
     }
     worst = lambda name, metric: max(rows[name, metric]["values"])
     assert worst("defaults", "rmse") < 0.875
