@@ -55,7 +55,8 @@ def test_of_seen_clients_it_is_not_known():
 def test_neither_defaults_nor_the_preset_diverge(tmp_path):
     """The fourth seed is the one that diverges with the authors' server rate."""
     rows = {
-        (row["row"], row["metric"]): row for row in reproduce("paper-settings", None, tmp_path, seeds=4)["rows"]
+        (row["row"], row["metric"]): row
+        for row in reproduce("paper-settings", None, tmp_path, seeds=4)["rows"]
     }
     worst = lambda name, metric: max(rows[name, metric]["values"])
     assert worst("defaults", "rmse") < 0.875

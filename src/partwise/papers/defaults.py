@@ -50,13 +50,14 @@ class Judged(NamedTuple):
 SMALL = {"rounds": 10, "cohort.size": 5, "simulation.lanes": 5, "simulation.evaluate_every": 10}
 FEW = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
 RELEASE, SHORT = {"data.size": "100k"}, {"data.max_examples": 20}
+TAGS = {"data.num_clients": 500, "data.num_words": 2000, "data.num_tags": 50, "rounds": 100}
 TASKS: Mapping[str, Judged] = {
     "planted": Judged("rmse", False, biases, quick=SMALL | FEW, reference=least_squares),
     "movielens": Judged("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
     "movielens-seen": Judged("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
     "events-planted": Judged("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
-    "tags-planted": Judged("recall_at_5", True, commonest_tags, quick=SMALL | {"data.num_clients": 30}),
-    "writers": Judged("accuracy", True, commonest_class, quick=SMALL | {"data.num_clients": 30}),
+    "tags-planted": Judged("recall_at_5", True, commonest_tags, TAGS, SMALL | {"data.num_clients": 30}),
+    "writers": Judged("accuracy", True, commonest_class, {"rounds": 100}, SMALL | {"data.num_clients": 30}),
 }
 
 
@@ -121,7 +122,7 @@ def _trained(task: Task, changes: Mapping[str, Any], metric: str, progress: OnSt
 
 
 def _draw(path: Path, rows: Sequence[Mapping[str, Any]], quick: bool) -> None:
-    """A panel for every task: the algorithms with their spread over seeds, the baseline and the reference as lines."""
+    """A panel for every task: the algorithms with their spread over seeds; baseline and reference are lines."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
     figure = Figure(figsize=(10, 3.2 * -(-len(metrics) // 3)), layout="constrained")
     panels = np.atleast_1d(figure.subplots(-(-len(metrics) // 3), 3)).ravel()

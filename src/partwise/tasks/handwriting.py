@@ -52,6 +52,7 @@ DEFAULTS = {
     "server.optimizer": "sgd",
     "server.rate": 1.0,
     "select.filter": "random:16",  # a quarter of the filters; of the 2nn's units, 50
+    "central": {"update.max_steps": 50},
 }
 PRESETS = {PAPER: {**DEFAULTS, "data.network": "cnn"}}
 EXAMPLE = {"num_classes": 2}

@@ -53,6 +53,9 @@ CENTRAL = {
     "simulation.rounds_per_call": 50,
 }
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
+SLOWER = {"server.rate": 0.1}  # own vectors that are seldom trained must keep up with the items
+PLAIN_SEEN = {**PLAIN, "server.rate": 2.0, "server.schedule": "cosine"}
+KEEPING_SEEN, ADAPTIVE = {"update.rate": 0.1, "server.rate": 1.0}, {"update.rate": 0.03, "server.rate": 0.01}
 # Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
 # so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
 # one rating and for a thousand.
@@ -70,6 +73,12 @@ DEFAULTS = {
     "server.settings.initial_accumulator": 0.1,
     "server.settings.epsilon": 1e-7,
     **dict.fromkeys(("fed_avg", "fed_select", "scaffold"), PLAIN),  # control variates need a plain server
+    **dict.fromkeys(("fed_per", "lg_fed_avg"), SLOWER),
+    **dict.fromkeys(("fed_adam", "fed_yogi"), ADAPTIVE),
+    "fed_adagrad": {"server.rate": 0.3},
+    "fed_sub_avg": {"update.rate": 0.1, "server.rate": 0.1},
+    "fed_prox": {},  # the rates above do for it, and for fed_rep
+    "fed_rep": {},
     "central": CENTRAL,
 }
 # The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
@@ -109,7 +118,9 @@ PRESETS = {PAPER: PAPER_SETTINGS}
 DEFAULTS_SEEN = {
     **DEFAULTS,
     "algorithm": "fed_rep",
-    "central": {**CENTRAL, "server.rate": 0.01, "server.settings.decay": 0.0},
+    **dict.fromkeys(("fed_avg", "fed_select"), PLAIN_SEEN),
+    **dict.fromkeys(("fed_per", "lg_fed_avg"), KEEPING_SEEN),
+    "central": {**CENTRAL, "server.rate": 0.01, "server.settings.decay": 0.1},
 }
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}

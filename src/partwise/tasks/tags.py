@@ -40,6 +40,15 @@ DEFAULTS = {
     "server.optimizer": "adagrad",
     "server.rate": 0.3,
     "select.word": "top:1000",
+    "fed_adagrad": {"server.rate": 0.3},
+    # a control variate of every client's words would take gigabytes, and most of the time
+    "scaffold": {"scaffold.control": "server"},
+    "central": {
+        "update.max_steps": 1,
+        "update.batch_size": 1000,
+        "server.optimizer": "adagrad",
+        "server.rate": 0.3,
+    },
 }
 PRESETS = {
     PAPER: DEFAULTS
