@@ -72,7 +72,7 @@ def test_a_training_loss_is_rounded_too():
     assert seen == {"train": {"bfloat16"}}
 
 
-@pytest.mark.parametrize("algorithm", ["fed_recon", "fed_avg", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["fed_recon", "fed_avg", "fed_prox"])
 def test_it_learns_as_in_full_precision(algorithm):
     changes = SETTINGS | {"algorithm": algorithm}
     full, low = (

@@ -123,7 +123,7 @@ def test_the_noise_of_a_larger_cohort_is_called_a_simulation(capsys, tmp_path):
         ({"privacy.clip": None, "privacy.noise": None, "privacy.heat": "response"}, "privacy needs a clip"),
         ({"server.optimizer": "lazy_adam"}, "use adam"),
         ({"algorithm": "fed_avg"}, "holders of rows"),
-        ({"algorithm": "scaffold"}, "cannot keep the promise"),
+        ({"algorithm": "scaffold"}, "own gradient by the mean"),
         ({"privacy.noise_cohort": 10**6}, "privacy.noise_cohort"),
         ({"privacy.noise_cohort": 3}, "privacy.noise_cohort"),
         (
@@ -135,6 +135,14 @@ def test_the_noise_of_a_larger_cohort_is_called_a_simulation(capsys, tmp_path):
 def test_what_would_leave_by_another_way_is_refused(changes, words):
     with pytest.raises(UserError, match=words):
         train("planted", changes={**PRIVATE, **changes})
+
+
+def test_control_variates_tell_more_than_a_noisy_sum():
+    changes = {key: value for key, value in PRIVATE.items() if not key.startswith("data.")}
+    changes |= {"data.num_clients": 100, "algorithm": "scaffold", "scaffold.control": "clients"}
+    changes |= {"server.optimizer": "adam"}
+    with pytest.raises(UserError, match="cannot keep the promise"):
+        train("tags-planted", changes=changes)
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_other_shapes_are_trained_in_processes_and_equal_train(tiny, tmp_path):
 
 
 def test_what_cannot_be_side_by_side_takes_turns_in_one_program(tiny, tmp_path):
-    changes = tiny | {"algorithm": "scaffold", "rounds": 3}
+    changes = tiny | {"algorithm": "fed_per", "rounds": 3}
     done = sweep("planted", grid={"server.rate": [0.5, 1.0]}, out=tmp_path / "s", changes=changes)
     alone = train("planted", changes=changes | {"server.rate": 0.5})
     beside = Folder(tmp_path / "s" / "server.rate=0.5,seed=0").summary()
