@@ -34,7 +34,7 @@ from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, Missing, read_own_table
 from partwise.types import Limits, RunWarning, UserError, counted, unknown
 
-PULL = 0.05  # of users and items that are seen, in every rating
+MOST_PULL, PULLING = 0.05, 4000  # of seen users: the more ratings, the less often the rounds repeat them
 PARTS = 200  # of the ratings in one place: a batch is one of them
 # A step of Adam on every batch. The pull of unseen users and the decay do what ridges do in alternating least
 # squares, and reach its RMSE.
@@ -56,6 +56,7 @@ PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "cons
 SLOWER = {"server.rate": 0.1}  # own vectors that are seldom trained must keep up with the items
 PLAIN_SEEN = {**PLAIN, "server.rate": 2.0, "server.schedule": "cosine"}
 KEEPING_SEEN, ADAPTIVE = {"update.rate": 0.1, "server.rate": 1.0}, {"update.rate": 0.03, "server.rate": 0.01}
+ADAPTIVE_SEEN = {"update.rate": 0.1, "server.rate": 0.01}
 # Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
 # so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
 # one rating and for a thousand.
@@ -81,6 +82,7 @@ DEFAULTS = {
     "fed_rep": {},
     "central": CENTRAL,
 }
+EPOCHS = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 # The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
 PAPER_SETTINGS = {
     "data.dim": 50,
@@ -106,12 +108,7 @@ PAPER_SETTINGS = {
     # With the authors' 1.0 popular items overshoot, and one seed of twenty diverges; 0.5 is in their grid too.
     "fed_recon": {"server.rate": 0.5},
     **{name: {"update.rate": 0.1} for name in ("fed_avg", "fed_per", "lg_fed_avg", "fed_rep")},
-    "central": {
-        "rounds": 20,
-        "update.rate": 1.0,
-        "update.batch_size": 300,
-        "simulation.evaluate_every": 1,
-    },
+    "central": EPOCHS,
 }
 PRESETS = {PAPER: PAPER_SETTINGS}
 # Seen users have parameters that were trained for them; fed_recon keeps none.
@@ -120,7 +117,8 @@ DEFAULTS_SEEN = {
     "algorithm": "fed_rep",
     **dict.fromkeys(("fed_avg", "fed_select"), PLAIN_SEEN),
     **dict.fromkeys(("fed_per", "lg_fed_avg"), KEEPING_SEEN),
-    "central": {**CENTRAL, "server.rate": 0.01, "server.settings.decay": 0.1},
+    **dict.fromkeys(("fed_adam", "fed_yogi"), ADAPTIVE_SEEN),
+    "central": {**CENTRAL, "server.settings.decay": 0.2},
 }
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
@@ -177,7 +175,7 @@ def ratings_task(
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = True,
     pull: Annotated[
         float | None,
-        "pull of user and item to zero in every rating; none: 0.05 if seen, else 0",
+        "pull of user and item to zero in every rating; none: 0, or what suits seen users",
         Limits(0, 1e6),
     ] = None,
     max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 1000,
@@ -199,7 +197,8 @@ def ratings_task(
             training ratings (two sums over clients) and part of the model. The model's outputs are in the
             units of the given ratings.
         pull: Added to the loss of a rating that trains: this, times the squares of its user's and its item's
-            numbers. By default 0 for unseen clients, whose users are pulled by `reconstruct.pull`.
+            numbers. By default 0 for unseen clients, whose users are pulled by `reconstruct.pull`, and 4,000
+            divided by the number of ratings (at most 0.05) with `seen`.
         max_examples: Only the first `max_examples` of every client are kept (with `seen`, only in training).
         order: The order of a client's examples: "shuffle", "time", or "as is" (which copies nothing, for a
             store larger than memory).
@@ -213,7 +212,6 @@ def ratings_task(
     Returns:
         The task.
     """
-    pull = (PULL if seen else 0.0) if pull is None else pull
     loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize, "pull": pull}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     loaded |= {"duplicates": duplicates}
@@ -233,6 +231,9 @@ def ratings_task(
     train = whole.cap(max_examples)
     train = dataclasses.replace(train, info={**train.info, WHOLE: whole.num_examples})
     _check_training(store, train, seen)
+    if pull is None:
+        pull = round(min(MOST_PULL, PULLING / train.num_examples), 4) if seen else 0.0
+    loaded["pull"] = pull
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
     options = {**sizes, "dim": dim, "initial": initial, "biases": biases, "pull": pull}
     options |= _units(train) if normalize else {"center": 0.0, "spread": 1.0}
