@@ -45,10 +45,10 @@ def least_squares(task: Task, split: Split) -> float:
     found = []
     for ridge in RIDGES:
         items = np.random.default_rng(0).normal(0, 0.1, (task.train.num_keys("item"), DIM + 1))
+        trained, errors = np.zeros((task.train.num_clients, DIM + 1)), []
         for _ in range(SWEEPS):
-            users = _solved(user, item, units(rating), items, task.train.num_clients, ridge)
-            items = _solved(item, user, units(rating), users, len(items), ridge)
-        trained, errors = users, []
+            trained = _solved(user, item, units(rating), items, len(trained), ridge)
+            items = _solved(item, user, units(rating), trained, len(items), ridge)
         for store in (task.validation, task.test):
             if task.seen:
                 users, asked = trained[task.train.places(store.client_ids)], _ratings(store, everything)

@@ -60,7 +60,7 @@ def matrix_factorization(
         rows = {name: params[name][batch["item"]] for name in ("item", "item_bias") if name in params}
         rows |= own if num_users is None else {name: leaf[batch["user"]] for name, leaf in own.items()}
         size = lambda name, leaf: jnp.square(leaf) if "bias" in name else jnp.sum(jnp.square(leaf), axis=-1)
-        return sum(size(name, leaf) for name, leaf in rows.items())
+        return sum((size(name, leaf) for name, leaf in rows.items()), jnp.zeros(()))
 
     error = lambda outputs, batch: squared_error(outputs, batch, target)
     short = lambda params, batch: found(params, batch) - (batch[target] - center) / spread

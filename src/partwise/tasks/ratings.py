@@ -55,7 +55,7 @@ CENTRAL = {
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
 SLOWER = {"server.rate": 0.1}  # own vectors that are seldom trained must keep up with the items
 PLAIN_SEEN = {**PLAIN, "server.rate": 2.0, "server.schedule": "cosine"}
-KEEPING_SEEN, ADAPTIVE = {"update.rate": 0.1, "server.rate": 1.0}, {"update.rate": 0.03, "server.rate": 0.01}
+STEPS_SEEN, ADAPTIVE = {"update.rate": 0.1, "server.rate": 1.0}, {"update.rate": 0.03, "server.rate": 0.01}
 ADAPTIVE_SEEN = {"update.rate": 0.1, "server.rate": 0.01}
 # Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
 # so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
@@ -116,7 +116,7 @@ DEFAULTS_SEEN = {
     **DEFAULTS,
     "algorithm": "fed_rep",
     **dict.fromkeys(("fed_avg", "fed_select"), PLAIN_SEEN),
-    **dict.fromkeys(("fed_per", "lg_fed_avg"), KEEPING_SEEN),
+    **dict.fromkeys(("fed_per", "lg_fed_avg", "fed_prox"), STEPS_SEEN),
     **dict.fromkeys(("fed_adam", "fed_yogi"), ADAPTIVE_SEEN),
     "central": {**CENTRAL, "server.settings.decay": 0.2},
 }
