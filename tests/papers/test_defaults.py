@@ -67,15 +67,15 @@ def test_what_is_offered_ends_with_finite_numbers_and_the_rest_says_what_to_use(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LARGER)
 def test_every_default_beats_the_baseline_where_there_is_something_to_learn(name):
-    task, judged = load_task(kind(name), **LARGER[name]), TASKS[kind(name)]
+    task, compared = load_task(kind(name), **LARGER[name]), TASKS[kind(name)]
     changes = SHORTER.get(name, {}) | {"simulation.evaluate_every": 0}
     _, config = resolve(task, None, changes)
-    floor = judged.baseline(task, make_evaluation_split(config))
+    floor = compared.baseline(task, make_evaluation_split(config))
     for algorithm in offered(task, changes):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RunWarning)
             found = train(task, changes=changes | {"algorithm": algorithm}, progress="none").test
-        assert (found[judged.metric] > floor) == judged.higher, (algorithm, found[judged.metric], floor)
+        assert (found[compared.metric] > floor) == compared.higher, (algorithm, found[compared.metric], floor)
 
 
 def test_least_squares_is_between_the_baseline_and_the_best_reachable():

@@ -32,7 +32,7 @@ BASELINE, REFERENCE = "baseline", "least squares"
 WITHOUT_MODEL = ("count_heat",)
 
 
-class Judged(NamedTuple):
+class ComparedTask(NamedTuple):
     """A task of the table: its metric, whether higher is better, and what it reaches without learned vectors.
 
     baseline: (task, split of an evaluated client) -> the metric on the test clients
@@ -51,13 +51,15 @@ SMALL = {"rounds": 10, "cohort.size": 5, "simulation.lanes": 5, "simulation.eval
 FEW = {"data.num_clients": 60, "data.num_items": 30, "data.mean_examples": 14, "data.dim": 2}
 RELEASE, SHORT = {"data.size": "100k"}, {"data.max_examples": 20}
 TAGS = {"data.num_clients": 500, "data.num_words": 2000, "data.num_tags": 50, "rounds": 100}
-TASKS: Mapping[str, Judged] = {
-    "planted": Judged("rmse", False, biases, quick=SMALL | FEW, reference=least_squares),
-    "movielens": Judged("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
-    "movielens-seen": Judged("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
-    "events-planted": Judged("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
-    "tags-planted": Judged("recall_at_5", True, commonest_tags, TAGS, SMALL | {"data.num_clients": 30}),
-    "writers": Judged("accuracy", True, commonest_class, {"rounds": 100}, SMALL | {"data.num_clients": 30}),
+TASKS: Mapping[str, ComparedTask] = {
+    "planted": ComparedTask("rmse", False, biases, quick=SMALL | FEW, reference=least_squares),
+    "movielens": ComparedTask("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
+    "movielens-seen": ComparedTask("rmse", False, biases, RELEASE, SMALL | SHORT, least_squares),
+    "events-planted": ComparedTask("ndcg@10", True, popularity, quick=SMALL | {"data.num_clients": 60}),
+    "tags-planted": ComparedTask("recall_at_5", True, commonest_tags, TAGS, SMALL | {"data.num_clients": 30}),
+    "writers": ComparedTask(
+        "accuracy", True, commonest_class, {"rounds": 100}, SMALL | {"data.num_clients": 30}
+    ),
 }
 
 
@@ -84,11 +86,13 @@ def defaults(
     return {"rows": rows}
 
 
-def _fixed(task: Task, judged: Judged, split: Split) -> list[dict[str, Any]]:
+def _fixed(task: Task, compared: ComparedTask, split: Split) -> list[dict[str, Any]]:
     """The rows that need no training: the baseline, and the reference if there is one."""
-    metric = f"{task.name}: {judged.metric}"
-    rows = [own_row(BASELINE, metric, [judged.baseline(task, split)])]
-    return rows + ([own_row(REFERENCE, metric, [judged.reference(task, split)])] if judged.reference else [])
+    metric = f"{task.name}: {compared.metric}"
+    rows = [own_row(BASELINE, metric, [compared.baseline(task, split)])]
+    return rows + (
+        [own_row(REFERENCE, metric, [compared.reference(task, split)])] if compared.reference else []
+    )
 
 
 def _run(task: Task, given: Mapping[str, Any], metric: str, out: Path, progress: OnStatus) -> Sequence[float]:
