@@ -38,7 +38,7 @@ def liked(liked_folder):
 def configured(task, algorithm, **changes):
     given = settings_for(task.defaults, algorithm) | SMALL
     changes = {key.replace("__", "."): value for key, value in changes.items()}
-    return Config(task=task.name).changed(given | changes)
+    return Config(task=task.name).owning(find_algorithm(algorithm).own).changed(given | changes)
 
 
 def prepared(task, algorithm, **changes):
@@ -248,6 +248,11 @@ def test_what_does_not_fit_is_refused(liked, algorithm, changes, says):
         ("lg_fed_avg", {"update.joint": False}, r"lg_fed_avg trains local and shared parts together"),
         ("fed_rep", {"update.joint": True}, r"leave update\.joint = false, or use fed_per"),
         ("fed_rep", {"reconstruct.method": "skip"}, r"fed_rep needs reconstruct\.method = steps or solve"),
+        (
+            "scaffold",
+            {},
+            r"Of rows that one client alone has \(key space user\).*Use scaffold\.control = server",
+        ),
     ],
 )
 def test_what_does_not_fit_a_task_with_a_local_part_is_refused(algorithm, changes, says):

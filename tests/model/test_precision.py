@@ -78,6 +78,7 @@ POSTS |= {"simulation.lanes": 4, "simulation.evaluate_every": 0}
 LEARNED = {
     "fed_recon": RATINGS,
     "fed_avg": RATINGS,
+    "fed_prox": RATINGS,
     "scaffold": ("tags-planted", POSTS, "weights", "loss"),  # its clients learn no rows of their own
 }
 

@@ -35,7 +35,7 @@ def movielens(tmp_path_factory):
         ("fedrecon-figure3", 2),
         ("fedrecon-figure4", 4),
         pytest.param("fedrecon-table1", 20, marks=pytest.mark.slow),
-        pytest.param("defaults", 0, marks=pytest.mark.slow),
+        pytest.param("paper-settings", 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_quick_check(movielens, tmp_path, name, rows):

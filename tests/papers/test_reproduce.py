@@ -105,7 +105,7 @@ def test_progress_says_which_row_of_how_many():
     assert [status.part for status in told] == ["row 1 of 2: first", "row 2 of 2: second"]
 
 
-@pytest.mark.parametrize("name", ["fedrecon-table1", "defaults"])
+@pytest.mark.parametrize("name", ["fedrecon-table1", "paper-settings"])
 def test_a_quick_check_says_which_movielens_it_reads(name, tmp_path):
     (tmp_path / "ml-1m").mkdir()
     (tmp_path / "ml-1m" / "ratings.dat").write_text("1::1193::5::978300760\n")

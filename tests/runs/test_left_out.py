@@ -88,6 +88,17 @@ def test_a_run_is_given_up_early_but_not_at_once():
     check_going(tallied(*[none] * 25, (1, {})), 20, 1000)
 
 
+def test_in_one_place_a_failed_round_is_repeated_once():
+    """It begins again with the same parameters and the same examples."""
+    broken = {key: value for key, value in SMALL.items() if key != "cohort.size"}
+    broken |= {"algorithm": "central", "rounds": 20, "update.rate": 1e30, "update.max_steps": None}
+    broken |= {"simulation.rounds_per_call": 1}
+    with pytest.raises(UserError, match=r"no client counted in 2 rounds.* not finite.*lower update.rate"):
+        train("planted", changes=broken)
+    with pytest.raises(UserError, match="in 20 rounds"):
+        train("planted", changes=broken | {"simulation.patience": 0})
+
+
 def test_what_was_left_out_is_in_the_summary():
     assert left_out(tallied((1, {"broken": ["a", "b"]}), (0, {"dropped": 2, "broken": ["c"]}))) == {
         "broken": 3,

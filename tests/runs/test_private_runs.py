@@ -123,6 +123,7 @@ def test_the_noise_of_a_larger_cohort_is_called_a_simulation(capsys, tmp_path):
         ({"privacy.clip": None, "privacy.noise": None, "privacy.heat": "response"}, "privacy needs a clip"),
         ({"server.optimizer": "lazy_adam"}, "use adam"),
         ({"algorithm": "fed_avg"}, "holders of rows"),
+        ({"algorithm": "scaffold"}, "own gradient by the mean"),
         ({"privacy.noise_cohort": 10**6}, "privacy.noise_cohort"),
         ({"privacy.noise_cohort": 3}, "privacy.noise_cohort"),
         (
@@ -140,6 +141,7 @@ def test_control_variates_of_clients_would_leave_beside_the_sum():
     """On a task that SCAFFOLD fits, so that it is refused for this reason."""
     small = {key: value for key, value in PRIVATE.items() if not key.startswith("data.")}
     small |= {"data.num_clients": 60, "data.num_words": 100, "data.num_tags": 5, "algorithm": "scaffold"}
+    small |= {"scaffold.control": "clients", "server.optimizer": "adam"}
     with pytest.raises(UserError, match=r"scaffold tells the server more .* cannot keep the promise"):
         train("tags-planted", changes=small)
 

@@ -126,13 +126,14 @@ def test_a_script_that_is_started_twice(start_together, tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+KEPT = {"algorithm": "scaffold", "scaffold.control": "clients"}
 CASES = {
     "tags": ("tags-planted", POSTS | {"algorithm": "fed_select"}),
     "choices": (
         "tags-planted",
         POSTS | {"algorithm": "fed_select", "select.word": "with_random:10", "server.optimizer": "lazy_adam"},
     ),
-    "scaffold": ("tags-planted", POSTS | {"algorithm": "scaffold", "rounds": 6}),
+    "scaffold": ("tags-planted", POSTS | KEPT | {"rounds": 6}),
     "next word": ("next-word-planted", {"data.num_clients": 30, "cohort.size": 5, "rounds": 4}),
     "noise": ("planted", SMALL | PRIVATE | {"data.num_items": 3000}),
     "whole numbers": ("planted", SMALL | PRIVATE | {"privacy.noise": 0.0, "privacy.sums": "masked"}),

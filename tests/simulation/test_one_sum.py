@@ -45,12 +45,13 @@ RATINGS = SMALL | {"data.num_items": 30, "data.mean_examples": 12, "data.dim": 2
 POSTS = SMALL | {"data.num_words": 120, "data.num_tags": 6, "data.words_per_example": 5}
 PRIVATE = {"privacy.clip": 1.0, "privacy.noise": 0.5, "privacy.delta": 1e-5, "server.weighting": "uniform"}
 MASKED = PRIVATE | {"privacy.noise": 0.0, "privacy.sums": "masked"}
+KEPT = {"algorithm": "scaffold", "scaffold.control": "clients"}
 CASES = {
     "cut tables": ("tags-planted", POSTS | {"algorithm": "fed_select", "server.optimizer": "lazy_adam"}),
     "messages of their own": ("tags-planted", POSTS | {"data.num_words": 3000, "data.num_tags": 100}),
     "heat": ("tags-planted", POSTS | {"algorithm": "fed_sub_avg"}),
     "heat of cohorts": ("tags-planted", POSTS | {"algorithm": "fed_sub_avg", "server.mean": "seen"}),
-    "kept": ("tags-planted", POSTS | {"algorithm": "scaffold"}),
+    "kept": ("tags-planted", POSTS | KEPT),
     "network": ("next-word-planted", SMALL),
     "noise": ("planted", RATINGS | PRIVATE),
     "whole numbers": ("planted", RATINGS | MASKED),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from functools import partial
 
+import jax
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from partwise.runs.evaluation import evaluate_run
 from partwise.runs.personal import Personal
 from partwise.runs.train import train
 from partwise.tasks import find_task, load_task
+from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.tasks.ratings import ratings_task, training_rows
 from partwise.types import RunWarning, UserError
 
@@ -367,3 +370,30 @@ def test_a_model_of_ratings_says_that_its_lists_are_of_expected_ratings(run):
         setting = find_task(name).settings(**find_task(name).example)[0]
         assert setting.ranks == "item"
         assert setting.expects == ("rating" if "rating" in setting.columns else "")
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_what_pulls_a_rating_is_the_squares_of_its_user_and_item(seen):
+    """In the model with one user, and in the one with a table of them; metrics do not see it."""
+    make = partial(matrix_factorization, 5, 3, 4 if seen else None, biases=True)
+    free, pulled = make(), make(pull=0.5)
+    params = {name: 1.0 + leaf for name, leaf in free.init(jax.random.key(0)).items()}
+    batch = {"item": np.array([0, 4, 4]), "user": np.array([1, 3, 1]), "rating": np.array([1.0, 2.0, 5.0])}
+    added = pulled.train_loss(params, batch, None) - free.train_loss(params, batch, None)
+    for row, found in enumerate(added):
+        user, item = (batch[name][row] for name in ("user", "item"))
+        own = [params[name][user] if seen else params[name] for name in ("user", "user_bias")]
+        numbers = np.concatenate(
+            [np.ravel(x) for x in (*own, params["item"][item], params["item_bias"][item])]
+        )
+        np.testing.assert_allclose(found, 0.5 * (numbers**2).sum(), rtol=1e-5)
+    outputs = [each.predict(params, batch, None) for each in (free, pulled)]
+    np.testing.assert_array_equal(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "pull"), [({}, 0.0), ({"seen": True}, 0.05), ({"seen": True, "pull": 0.3}, 0.3)]
+)
+def test_seen_users_are_pulled_unless_it_is_said_otherwise(options, pull):
+    task = load_task("planted", num_clients=40, num_items=20, mean_examples=12, **options)
+    assert task.options["pull"] == task.loaded["pull"] == pull

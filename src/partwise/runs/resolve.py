@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from partwise.algorithms.effects import check_effects
+from partwise.algorithms.effects import check_effects, read_of
+from partwise.algorithms.entry import AlgorithmEntry
 from partwise.algorithms.registry import (
     ALGORITHMS,
     check_keys,
@@ -43,7 +45,8 @@ from partwise.tasks import (
 )
 from partwise.types import UserError, counted
 
-TUNED = {"update.rate": (0.03, 0.1, 0.3), "server.rate": (0.1, 0.3, 1.0)}  # rates, and values to try
+TUNED = ("update.rate", "server.rate")  # what is to be chosen for an algorithm
+AROUND = (0.3, 1, 3)  # times their values: what is to be tried
 
 
 def resolve(
@@ -70,6 +73,7 @@ def _resolved(
     recorded: Mapping[str, Any] | None = None,
 ) -> tuple[Task, Config]:
     """The same, without heat."""
+    by_name = isinstance(task, str)
     name = task if isinstance(task, str) else task.name
     if preset is not None and recorded:
         raise UserError(
@@ -95,22 +99,31 @@ def _resolved(
     config = dataclasses.replace(config, data=dict(task.loaded))
     entry = find_algorithm(algorithm)
     check_effects(task, config, entry, usual, changes)
+    config = entry.settle(task, config)
     if preset is None and not recorded:
-        task = task._replace(notes=(*task.notes, *_untuned(task, algorithm, written)))
-    return task, entry.settle(task, config)
+        task = task._replace(notes=(*task.notes, *_untuned(task, by_name, config, entry, written)))
+    return task, config
 
 
-def _untuned(task: Task, algorithm: str, written: Mapping[str, Any]) -> list[str]:
-    """A note if the task's rates were chosen for another algorithm, and the user gives none."""
-    made_for = algorithm_of(task.defaults)
-    chosen = algorithm in (made_for, *task.defaults) or any(key in written for key in TUNED)
-    if chosen or not task.defaults or algorithm not in ALGORITHMS:
+def _untuned(
+    task: Task, by_name: bool, config: Config, entry: AlgorithmEntry, written: Mapping[str, Any]
+) -> list[str]:
+    """A note if no rates of the algorithm were chosen on the task, and the user gives none."""
+    algorithm, rates = config.algorithm, read_of(TUNED, task, config, entry)
+    chosen = algorithm in (algorithm_of(task.defaults), *task.defaults)
+    if chosen or not (rates and task.defaults) or algorithm not in ALGORITHMS or {*rates} & {*written}:
         return []
-    grid = " ".join(f"--grid {key}={','.join(map(str, values))}" for key, values in TUNED.items())
-    return [
-        f"The rates are those of {made_for}: none are chosen for {algorithm} on the task '{task.name}'. Before you "
-        f"compare, choose some: partwise sweep {task.name} --algorithm {algorithm} {grid} --out sweeps/{algorithm}"
-    ]
+    told = f"No rates were chosen for {algorithm} on the task '{task.name}': it has general ones."
+    if not by_name or any(map(callable, written.values())):
+        return [f"{told} Before you compare, choose some with pw.sweep."]
+    here = config.flat()
+    options = ["--data", str(written["data.path"])] if "data.path" in written else []
+    for key, value in written.items():
+        options += ["--set", f"{key}={value}"] if key not in ("data.path", "algorithm", "task") else []
+    for key in rates:
+        options += ["--grid", f"{key}={','.join(f'{here[key] * times:.2g}' for times in AROUND)}"]
+    words = ["partwise", "sweep", task.name, "--algorithm", algorithm, *options]
+    return [f"{told} Before you compare, choose some: {shlex.join([*words, '--out', f'sweeps/{algorithm}'])}"]
 
 
 def _options_of(task: str | Task) -> list[str]:

@@ -49,6 +49,7 @@ class Course(NamedTuple):
     rates: Sequence[str]  # those that may be lowered if the training goes wrong
     followed: Followed
     find_cause: FindCause  # why updates of clients are not finite
+    patience: int  # rounds that may go wrong
 
 
 def run_rounds(course: Course) -> Iterator[None]:
@@ -91,7 +92,7 @@ def _write(course: Course, lines: list[dict[str, Any]]) -> None:
     if tally.outlier and not before:
         warnings.warn(tell_outlier(tally.outlier), RunWarning, stacklevel=8)
     more = (course.rates, course.find_cause, config.simulation.backend)
-    check_going(tally, config.simulation.patience, config.rounds, *more)
+    check_going(tally, course.patience, config.rounds, *more)
     course.followed.show(lines)
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # a client on its own imports this module, and trains nothing
     from partwise.runs.tally import Tally
 
 MOST_TOLD = 6  # leaves that one message names
+ALONE = 2  # rounds that may go wrong if one client has all examples
 RATES = (
     "update.rate",
     "reconstruct.rate",
@@ -206,6 +207,13 @@ STEPS = {
     "eager": "To look at its steps, print in the model's loss, or stop there with breakpoint()",
     "other": "To look at the steps of single clients: --set simulation.backend=eager",
 }
+
+
+def patience_of(prepared: Prepared, config: Config) -> int:
+    """How many rounds may go wrong (`simulation.patience`). Where one client has all examples, as in `central`, a
+    round that failed begins again with the same parameters and the same examples: two are enough."""
+    usual = config.simulation.patience
+    return min(usual, ALONE) if prepared.store.num_clients == 1 else usual
 
 
 def check_going(

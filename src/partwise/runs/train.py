@@ -36,7 +36,14 @@ from partwise.runs.rounds import Course, OnStatus, affordable, run_rounds
 from partwise.runs.rounds import Status as Status
 from partwise.runs.rounds import silent as silent
 from partwise.runs.run import Run
-from partwise.runs.sanity import RATES, check_cohort, check_fit, examples_used, tell_unused
+from partwise.runs.sanity import (
+    RATES,
+    check_cohort,
+    check_fit,
+    examples_used,
+    patience_of,
+    tell_unused,
+)
 from partwise.runs.stopping import stops
 from partwise.runs.summary import (
     device_words,
@@ -215,6 +222,7 @@ def train_steps(
                 rates,
                 followed,
                 lambda clients: _cause(simulation, prepared, config, clients),
+                patience_of(prepared, config),
             )
         )
     if folder:

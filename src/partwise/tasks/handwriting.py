@@ -45,7 +45,7 @@ Network = Annotated[
     Name | None, "the model: cnn, 2nn; none: cnn, or on a CPU 2nn, which is fifty times faster"
 ]
 Seed = Annotated[int, "of the cut, or of what is generated", SEEDS]
-DEFAULTS = {
+SELECTED = {
     **SELECT_DEFAULTS,
     "update.rate": 0.1,
     "update.batch_size": 20,
@@ -53,7 +53,8 @@ DEFAULTS = {
     "server.rate": 1.0,
     "select.filter": "random:16",  # a quarter of the filters; of the 2nn's units, 50
 }
-PRESETS = {PAPER: {**DEFAULTS, "data.network": "cnn"}}
+DEFAULTS = {**SELECTED, "central": {"update.max_steps": 50}}  # an epoch of all writers would take minutes
+PRESETS = {PAPER: {**SELECTED, "data.network": "cnn"}}
 EXAMPLE = {"num_classes": 2}
 NARROW = (
     "On this CPU the model is the 2nn, 784-200-200; the CNN, which an accelerator gets, takes about fifty times as "

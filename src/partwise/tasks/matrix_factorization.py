@@ -19,6 +19,7 @@ def matrix_factorization(
     target: str = "rating",
     center: float = 0.0,
     spread: float = 1.0,
+    pull: float = 0.0,
 ) -> Model:
     """Ratings as dot products; by default without biases or a mean, as in the authors' code.
 
@@ -26,7 +27,8 @@ def matrix_factorization(
     there is a table of them, indexed by the column `user` (which should be keyed by user). `biases` adds a
     mean, and a number for every user and item. Vectors start uniform in (-scale, scale), biases at zero. The
     model learns ratings in units of `spread` around `center`, and its loss is in these units. Outputs and
-    metrics are in the units of the given ratings.
+    metrics are in the units of the given ratings. `pull` times the squares of the user's and the item's numbers
+    is added to the loss that a rating trains.
     """
     users = () if num_users is None else (num_users,)
 
@@ -52,7 +54,17 @@ def matrix_factorization(
             return product
         return product + params["mean"] + own(params["user_bias"]) + params["item_bias"][batch["item"]]
 
+    def squares(params: dict, batch: Batch) -> jax.Array:
+        """What the pull is times: the squares of the user and of the item."""
+        own = {name: params[name] for name in ("user", "user_bias") if name in params}
+        rows = {name: params[name][batch["item"]] for name in ("item", "item_bias") if name in params}
+        rows |= own if num_users is None else {name: leaf[batch["user"]] for name, leaf in own.items()}
+        size = lambda name, leaf: jnp.square(leaf) if "bias" in name else jnp.sum(jnp.square(leaf), axis=-1)
+        return sum((size(name, leaf) for name, leaf in rows.items()), jnp.zeros(()))
+
     error = lambda outputs, batch: squared_error(outputs, batch, target)
+    short = lambda params, batch: found(params, batch) - (batch[target] - center) / spread
+    pulled = lambda params, batch: pull * squares(params, batch) if pull else 0.0
     return Model(
         init,
         lambda params, batch, rng: center + spread * found(params, batch),
@@ -62,7 +74,5 @@ def matrix_factorization(
             "accuracy": Metric(lambda o, b: jnp.abs(o - b[target]) <= 0.5, higher_is_better=True),
         },
         # the same loss in the learned units, in which ratings far from zero lose no precision
-        train_loss=lambda params, batch, rng: jnp.square(
-            found(params, batch) - (batch[target] - center) / spread
-        ),
+        train_loss=lambda params, batch, rng: jnp.square(short(params, batch)) + pulled(params, batch),
     )

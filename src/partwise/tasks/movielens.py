@@ -49,6 +49,7 @@ def settings(
     biases: bool = False,
     center: float = 0.0,
     spread: float = 1.0,
+    pull: float = 0.0,
     signals: bool = False,
     attention: bool = False,
     item_pull: float = 0.0,
@@ -60,7 +61,7 @@ def settings(
     """The settings of `ratings`; or, with more than ratings, one in which users' parameters are local. Without
     `features`, the features of movies are unknown, until those of a trained model take their place."""
     if not (signals or attention or item_pull or movies or users or cuts):
-        return ratings.settings(num_items, num_users, dim, initial, biases, center, spread)
+        return ratings.settings(num_items, num_users, dim, initial, biases, center, spread, pull)
     if movies and features is None:
         features = np.full((num_items, MOST_GENRES + 1), NOTHING)
     model = informed_factorization(
@@ -136,12 +137,17 @@ def load(
 
 
 def _check_informed(task: Task) -> None:
-    """Raise `UserError` unless users' parameters are local and have biases."""
+    """Raise `UserError` unless users' parameters are local and have biases, and nothing else pulls them."""
     if task.seen or not task.options["biases"]:
         raise UserError(
             f"data.{', '.join(MORE[:-1])} and {MORE[-1]} are for unseen users and a model with biases, not "
             f"data.seen = {task.seen} and data.biases = {task.options['biases']}: leave them out, or leave out the "
             f"others"
+        )
+    if task.options["pull"]:
+        raise UserError(
+            f"data.pull = {task.options['pull']} is not of the model with {', '.join(MORE)}: leave it out, or use "
+            f"data.item_pull"
         )
 
 

@@ -18,6 +18,8 @@ from partwise.tasks.base import COUNTS, SEEDS, Entry, OwnRows, Task, takes_optio
 from partwise.tasks.ratings import ratings_task
 from partwise.types import Limits, UserError
 
+COMMON = {"update.rate": 0.1, "server.rate": 0.3}
+ADAPTIVE = {"update.rate": 0.1, "server.rate": 0.1}
 # Chosen on the validation clients. The pull follows from the planted noise and the spread of users.
 DEFAULTS = {
     "rounds": 1000,
@@ -33,6 +35,12 @@ DEFAULTS = {
     "server.settings.initial_accumulator": 0.0,
     "server.settings.epsilon": 1e-3,
     "simulation.evaluate_every": 100,
+    "fed_adam": ADAPTIVE,
+    "fed_yogi": ADAPTIVE,
+    "fed_adagrad": {"server.rate": 1.0},
+    **dict.fromkeys(("fed_sub_avg", "fed_per", "lg_fed_avg"), COMMON),
+    "fed_prox": {"update.rate": 0.2, "server.rate": 1.0},
+    "central": {**ratings.CENTRAL, "server.settings.decay": 0.02, "reconstruct.pull": 0.5},
 }
 
 

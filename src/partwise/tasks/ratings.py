@@ -34,8 +34,29 @@ from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.tasks.own_table import ClientColumn, Delimiter, Encoding, ItemColumn, Missing, read_own_table
 from partwise.types import Limits, RunWarning, UserError, counted, unknown
 
-CENTRAL = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
+MOST_PULL, PULLING = 0.05, 4000  # of seen users: the more ratings, the less often the rounds repeat them
+PARTS = 200  # of the ratings in one place: a batch is one of them
+# A step of Adam on every batch. The pull of unseen users and the decay do what ridges do in alternating least
+# squares, and reach its RMSE.
+CENTRAL = {
+    "rounds": 2000,
+    "update.max_steps": 1,
+    "update.rate": 1.0,
+    "update.batch_size": 4000,  # or a part of the ratings
+    "server.optimizer": "adam",
+    "server.rate": 0.03,
+    "server.schedule": "cosine",
+    "server.settings.epsilon": 1e-8,
+    "server.settings.b2": 0.999,
+    "server.settings.decay": 0.3,
+    "reconstruct.pull": 3.0,
+    "simulation.rounds_per_call": 50,
+}
 PLAIN = {"server.optimizer": "sgd", "server.rate": 1.0, "server.schedule": "constant", "update.rate": 0.1}
+SLOWER = {"server.rate": 0.1}  # own vectors that are seldom trained must keep up with the items
+PLAIN_SEEN = {**PLAIN, "server.rate": 2.0, "server.schedule": "cosine"}
+STEPS_SEEN, ADAPTIVE = {"update.rate": 0.1, "server.rate": 1.0}, {"update.rate": 0.03, "server.rate": 0.01}
+ADAPTIVE_SEEN = {"update.rate": 0.1, "server.rate": 0.01}
 # Chosen on the validation users of MovieLens (docs/reproduction_own.md). Ratings are in units of their own spread,
 # so that rates and pull suit any scale. Users are solved in closed form towards a learned default, which works for
 # one rating and for a thousand.
@@ -53,14 +74,22 @@ DEFAULTS = {
     "server.settings.initial_accumulator": 0.1,
     "server.settings.epsilon": 1e-7,
     **dict.fromkeys(("fed_avg", "fed_select", "scaffold"), PLAIN),  # control variates need a plain server
+    **dict.fromkeys(("fed_per", "lg_fed_avg"), SLOWER),
+    **dict.fromkeys(("fed_adam", "fed_yogi"), ADAPTIVE),
+    "fed_adagrad": {"server.rate": 0.3},
+    "fed_sub_avg": {"update.rate": 0.1, "server.rate": 0.1},
+    "fed_prox": {},  # the rates above do for it, and for fed_rep
+    "fed_rep": {},
     "central": CENTRAL,
 }
+EPOCHS = {"rounds": 20, "update.rate": 1.0, "update.batch_size": 300, "simulation.evaluate_every": 1}
 # The authors' values for MovieLens (FedRecon, appendix C.1, and the README of their code).
 PAPER_SETTINGS = {
     "data.dim": 50,
     "data.initial": "random",
     "data.biases": False,
     "data.normalize": False,
+    "data.pull": 0.0,
     "data.max_examples": 300,
     "rounds": 500,
     "cohort.size": 100,
@@ -79,11 +108,18 @@ PAPER_SETTINGS = {
     # With the authors' 1.0 popular items overshoot, and one seed of twenty diverges; 0.5 is in their grid too.
     "fed_recon": {"server.rate": 0.5},
     **{name: {"update.rate": 0.1} for name in ("fed_avg", "fed_per", "lg_fed_avg", "fed_rep")},
-    "central": CENTRAL,
+    "central": EPOCHS,
 }
 PRESETS = {PAPER: PAPER_SETTINGS}
 # Seen users have parameters that were trained for them; fed_recon keeps none.
-DEFAULTS_SEEN = {**DEFAULTS, "algorithm": "fed_rep"}
+DEFAULTS_SEEN = {
+    **DEFAULTS,
+    "algorithm": "fed_rep",
+    **dict.fromkeys(("fed_avg", "fed_select"), PLAIN_SEEN),
+    **dict.fromkeys(("fed_per", "lg_fed_avg", "fed_prox"), STEPS_SEEN),
+    **dict.fromkeys(("fed_adam", "fed_yogi"), ADAPTIVE_SEEN),
+    "central": {**CENTRAL, "server.settings.decay": 0.2},
+}
 PRESETS_SEEN = {PAPER: {**PAPER_SETTINGS, "algorithm": "fed_avg"}}
 EXAMPLE = {"num_items": 2, "num_users": 2, "dim": 1}
 NEARLY, FAR = (
@@ -103,10 +139,12 @@ def settings(
     biases: bool = False,
     center: float = 0.0,
     spread: float = 1.0,
+    pull: float = 0.0,
 ) -> tuple[Setting, Setting]:
     """Two settings: users' parameters are local in the first, and in tables keyed by user in the second.
     Items are keyed in both."""
-    make = partial(matrix_factorization, num_items, dim, biases=biases, center=center, spread=spread)
+    units = {"center": center, "spread": spread, "pull": pull}
+    make = partial(matrix_factorization, num_items, dim, biases=biases, **units)
     personal, stateful = make(), make(num_users=num_users)
     columns = ("item", "rating")
     return (
@@ -136,6 +174,11 @@ def ratings_task(
     initial: Annotated[Initial, "where local parameters start"] = "learned",
     biases: Annotated[bool, "a mean, and a number for every user and item"] = True,
     normalize: Annotated[bool, "learn ratings in units of their spread around their mean"] = True,
+    pull: Annotated[
+        float | None,
+        "pull of user and item to zero in every rating; none: 0, or what suits seen users",
+        Limits(0, 1e6),
+    ] = None,
     max_examples: Annotated[int, "examples of a client that are kept", COUNTS] = 1000,
     order: Annotated[Literal["shuffle", "time", "as is"], "order of a client's examples"] = "shuffle",
     seed: Annotated[int, "of the shuffle and of the cut into train, validation and test", SEEDS] = 42,
@@ -154,6 +197,9 @@ def ratings_task(
         normalize: Learn ratings in units of their spread around their mean. Mean and spread are those of the
             training ratings (two sums over clients) and part of the model. The model's outputs are in the
             units of the given ratings.
+        pull: Added to the loss of a rating that trains: this, times the squares of its user's and its item's
+            numbers. By default 0 for unseen clients, whose users are pulled by `reconstruct.pull`, and 4,000
+            divided by the number of ratings (at most 0.05) with `seen`.
         max_examples: Only the first `max_examples` of every client are kept (with `seen`, only in training).
         order: The order of a client's examples: "shuffle", "time", or "as is" (which copies nothing, for a
             store larger than memory).
@@ -168,7 +214,7 @@ def ratings_task(
     Returns:
         The task.
     """
-    loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize}
+    loaded = {"dim": dim, "initial": initial, "biases": biases, "normalize": normalize, "pull": pull}
     loaded |= {"max_examples": max_examples, "order": order, "seed": seed, "seen": seen}
     loaded |= {"duplicates": duplicates}
     check_limits(ratings_task, loaded)
@@ -188,16 +234,28 @@ def ratings_task(
     train = whole.cap(max_examples)
     train = dataclasses.replace(train, info={**train.info, WHOLE: whole.num_examples})
     _check_training(store, train, seen)
+    if pull is None:
+        pull = round(min(MOST_PULL, PULLING / train.num_examples), 4) if seen else 0.0
+    loaded["pull"] = pull
     sizes = {"num_items": store.num_keys("item"), "num_users": store.num_clients}
-    options = {**sizes, "dim": dim, "initial": initial, "biases": biases}
+    options = {**sizes, "dim": dim, "initial": initial, "biases": biases, "pull": pull}
     options |= _units(train) if normalize else {"center": 0.0, "spread": 1.0}
     personal, stateful = settings(**options)
     server_side = stateful if "user" in train.columns else None
     known = (DEFAULTS_SEEN, PRESETS_SEEN) if seen else (DEFAULTS, PRESETS)
-    given = fitted(known[0] | dict(defaults or {}), train)
+    given = _in_parts(fitted(known[0] | dict(defaults or {}), train), train)
     presets = {preset: fitted(each, train) for preset, each in known[1].items()}
     task = Task(name, train, validation, test, personal, server_side, options, given, seen)
     return task._replace(loaded=loaded, presets=presets)
+
+
+def _in_parts(settings: Mapping[str, Any], train: ClientStore) -> dict[str, Any]:
+    """Settings in which a batch in one place is a part of the ratings, unless its size was chosen."""
+    central = settings["central"]
+    if central.get("update.batch_size") != CENTRAL["update.batch_size"]:
+        return dict(settings)
+    size = max(train.num_examples // PARTS, 1)
+    return {**settings, "central": {**central, "update.batch_size": size}}
 
 
 def _check_store(store: Any) -> None:
