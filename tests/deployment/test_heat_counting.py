@@ -113,6 +113,7 @@ def test_a_server_without_data_trains_with_what_devices_have_counted(federation,
         {
             **{name: value for name, value in TRAIN.items() if not name.startswith("data.")},
             "server.counts": str(tmp_path / "counts"),
+            "deploy.population": store.num_clients,  # or the first round would be of whoever joins first
         },
     )
     folder, hub = federation(known, config, "run", store)
