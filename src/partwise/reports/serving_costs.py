@@ -30,7 +30,7 @@ from partwise.selection.serving import (
     total,
 )
 from partwise.server.cohort import recruit
-from partwise.server.record import costs_of
+from partwise.simulation.backend import costs_of
 from partwise.types import UserError
 
 

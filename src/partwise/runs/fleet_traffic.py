@@ -20,8 +20,8 @@ from partwise.randomness import client_numbers
 from partwise.selection.choose import Chosen, choose_all
 from partwise.selection.keys import own_keys
 from partwise.selection.serving import Demand, Sizes, serve
-from partwise.server.record import costs_of
 from partwise.server.round import sees_all_rows
+from partwise.simulation.backend import costs_of
 
 PREGENERATED = "pregenerated"
 BANDS = (("hottest 1 %", 0.01), ("next 9 %", 0.1), ("other 90 %", 1.0))  # of the pages, hottest first

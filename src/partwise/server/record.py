@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partwise.algorithm import Algorithm
-from partwise.selection.serving import Served, Sizes, sizes_of
+from partwise.selection.serving import Served, Sizes
 from partwise.types import DivergedError, UserError
 
 
@@ -52,11 +51,6 @@ def told_of(record: Record, private: bool) -> Record:
     return record._replace(
         **dict.fromkeys(hidden), clients=max(record.clients, 0), broken=(), outliers=(), serving={}
     )
-
-
-def costs_of(algorithm: Algorithm) -> Sizes:
-    """The sizes of what goes to a client and back, from which `selection.serving.serve` computes the costs."""
-    return sizes_of(algorithm.partition, algorithm.choose, algorithm.aggregator.zero)
 
 
 def costs(sizes: Sizes, served: Mapping[str, Served], way: str) -> dict[str, Any]:

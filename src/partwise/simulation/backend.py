@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from partwise.algorithm import Algorithm
+from partwise.selection.serving import Sizes, sizes_of
 from partwise.server.record import Record
 from partwise.server.step import ServerState
 from partwise.simulation.spread import SpreadTable
@@ -23,6 +24,11 @@ def calls_of(first: int, last: int, size: int, ends: Collection[int] = ()) -> li
         calls += [(begin, min(begin + size, stop)) for begin in range(first, stop, size)]
         first = stop
     return calls
+
+
+def costs_of(algorithm: Algorithm) -> Sizes:
+    """The sizes of what goes to a client and back, from which `selection.serving.serve` computes the costs."""
+    return sizes_of(algorithm.partition, algorithm.choose, algorithm.aggregator.zero)
 
 
 def copied(tree: Any) -> Any:

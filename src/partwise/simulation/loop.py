@@ -22,12 +22,12 @@ from partwise.model.partition import DEFAULT, Partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
-from partwise.server.record import Record, costs, costs_of, diverged, told_of
+from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import check_rows, sees_all_rows
 from partwise.server.step import ServerState
 from partwise.simulation import stage
 from partwise.simulation.ahead import ahead
-from partwise.simulation.backend import calls_of, copied, owned
+from partwise.simulation.backend import calls_of, copied, costs_of, owned
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.exchange import own_devices, put_along, put_own, to_host

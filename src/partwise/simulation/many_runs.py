@@ -24,9 +24,10 @@ from partwise.metrics import to_host
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import Served, check_way
 from partwise.server.cohort import Cohort, Recruiting, recruit
-from partwise.server.record import Record, costs, costs_of, diverged, told_of
+from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.step import ServerState
 from partwise.simulation import stage
+from partwise.simulation.backend import costs_of
 from partwise.simulation.clock import compile_seconds
 from partwise.simulation.compiled import Outcome, compile_rounds
 from partwise.simulation.mesh import AXIS, RUNS, everywhere, make_runs_mesh

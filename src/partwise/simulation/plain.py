@@ -23,11 +23,11 @@ from partwise.randomness import EVALUATION_ROUND, INIT_ROUND, round_rng
 from partwise.selection.serving import check_way, serve
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.messages import read_invitation, send
-from partwise.server.record import Record, costs, costs_of, diverged, told_of
+from partwise.server.record import Record, costs, diverged, told_of
 from partwise.server.round import Closed, Refused, Server
 from partwise.server.step import ServerState
 from partwise.server.update_sizes import outlying, spread_of
-from partwise.simulation.backend import copied, owned
+from partwise.simulation.backend import copied, costs_of, owned
 from partwise.simulation.evaluator import Evaluator, KeptOf
 from partwise.types import UserError
 
