@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from partwise.server.update_sizes import Usual
+
 COUNTED = ("dropped", "missing", "empty", "too_small")  # clients of a round that were not used, by reason
-NAMED = ("broken", "outliers")  # clients that the record names
+NAMED = ("broken", "outliers")  # clients that the record names, and that count
 
 
 class Look(NamedTuple):
@@ -30,6 +32,7 @@ class Series:
         self.sent: int | None = 0
         self.counts: dict[str, int] = dict.fromkeys((*COUNTED, *NAMED), 0)
         self.last: Mapping[str, Any] = {}
+        self._usual_norm = Usual()
 
     @property
     def done(self) -> int:
@@ -45,7 +48,8 @@ class Series:
             down, up = record.get("bytes_down"), record.get("bytes_up")
             sent = None if self.sent is None or down is None or up is None else self.sent + down + up
             counts = {name: self.counts[name] + (record.get(name) or 0) for name in COUNTED}
-            counts |= {name: self.counts[name] + len(record.get(name) or ()) for name in NAMED}
+            named = record.get("broken") or (), self._usual_norm.outliers(record)
+            counts |= {name: self.counts[name] + len(each) for name, each in zip(NAMED, named, strict=True)}
             found = record.get("evaluation") or record.get("metrics") or {}
             metrics = dict(metrics_of(found))
         except (LookupError, TypeError, AttributeError) as error:
