@@ -79,8 +79,6 @@ def refused(task, **changes) -> str:
         ("privacy.clip_rate", 0.5, {"privacy.clip": 1.0}, "the clip stays with privacy.clip_quantile = 0"),
         ("privacy.buffers", 3, {"privacy.clip": 1.0}, "independent takes no noise back"),
         ("privacy.rows_share", 0.3, {"privacy.clip": 1.0}, "privacy.rows = all counts no holders"),
-        ("privacy.heat_epsilon", 2.0, {"privacy.clip": 1.0}, "privacy.heat = none does not read it"),
-        ("privacy.heat_noise", 2.0, {"privacy.heat": "response"}, "privacy.heat = response does not read it"),
         ("deploy.concurrency", 5, {}, "deploy.buffer = 0 makes rounds"),
         ("deploy.staleness", 0.1, {}, "deploy.buffer = 0 makes rounds"),
         ("deploy.stalest", 5, {}, "deploy.buffer = 0 makes rounds"),
@@ -94,7 +92,7 @@ def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
     assert "Leave it out." in str(error.value)
 
 
-WITHOUT_CLIP = ("clip", "sums", "keys")  # of privacy: what has a meaning without a clip
+WITHOUT_CLIP = ("clip", "sums", "keys", "heat_epsilon", "heat_noise")  # these promise nothing by themselves
 WORDS = {"mechanism": "blt", "rows": "filtered", "heat": "gaussian"}
 
 

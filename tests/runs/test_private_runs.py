@@ -14,6 +14,7 @@ from partwise.papers.rate_search import search_rates
 from partwise.privacy.accounting import Rounds, default_delta, epsilon
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
+from partwise.runs.run_view import read_run
 from partwise.runs.train import RunWarning, train
 from partwise.types import UserError
 
@@ -55,6 +56,16 @@ def test_epsilon_is_in_every_record_and_in_the_summary(run):
     promise = folder.summary()["privacy"]
     assert promise["unit"] == "all data of a client, in all rounds"
     assert promise["relation"] == "one client added or removed"
+
+
+def test_what_rounds_do_not_tell_neither_summary_nor_page_tells(run):
+    """A 0 would say that all updates were used."""
+    _, folder = run
+    for name in ("empty", "dropped", "too_small"):
+        untold = {record[name] for record in folder.records()}
+        assert untold == {folder.summary()[name]} == {read_run(folder.path).series.counts[name]} == {None}
+    assert folder.summary()["broken"] is None
+    assert read_run(folder.path).series.counts["broken"] is None
 
 
 def test_nothing_else_of_a_round_is_told(run):

@@ -86,11 +86,6 @@ PROMISING = (  # settings of a promise to clients
     "rows_threshold",
     "rows_share",
 )
-HEAT_READ_BY = {  # a setting of counting heat -> the ways to count that read it
-    "heat_epsilon": ("gaussian", "response"),
-    "heat_noise": ("gaussian",),
-    "heat_keys": ("gaussian",),
-}
 RULES: tuple[Rule, ...] = (
     ("split.*", _split_unread),
     ("split.kind", _order_unread),
@@ -236,16 +231,6 @@ RULES: tuple[Rule, ...] = (
             _of(lambda c: c.privacy.rows != "filtered", "privacy.rows = {c.privacy.rows} counts no holders"),
         )
         for name in ("rows_threshold", "rows_share")
-    ),
-    *(
-        (
-            f"privacy.{name}",
-            _of(
-                lambda c, ways=ways: c.privacy.heat not in ways and c.algorithm != COUNTING,
-                "privacy.heat = {c.privacy.heat} does not read it",
-            ),
-        )
-        for name, ways in HEAT_READ_BY.items()
     ),
     *(
         (f"deploy.{name}", _of(lambda c: not c.deploy.buffer, "deploy.buffer = 0 makes rounds"))
