@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from fnmatch import fnmatch
 
 import pytest
@@ -74,6 +75,13 @@ def refused(task, **changes) -> str:
         ("split.count", 2, {}, "has no count"),
         ("evaluation_split.count", 2, {"evaluation_split.kind": "halves"}, "= halves does not read it"),
         ("cohort.size", 5, {"algorithm": "central"}, "with central all examples are in one place"),
+        ("privacy.mechanism", "blt", {}, "promised nothing without a clip"),
+        ("privacy.clip_rate", 0.5, {"privacy.clip": 1.0}, "the clip stays with privacy.clip_quantile = 0"),
+        ("privacy.buffers", 3, {"privacy.clip": 1.0}, "independent takes no noise back"),
+        ("privacy.rows_share", 0.3, {"privacy.clip": 1.0}, "privacy.rows = all counts no holders"),
+        ("deploy.concurrency", 5, {}, "deploy.buffer = 0 makes rounds"),
+        ("deploy.staleness", 0.1, {}, "deploy.buffer = 0 makes rounds"),
+        ("deploy.stalest", 5, {}, "deploy.buffer = 0 makes rounds"),
     ],
 )
 def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
@@ -82,6 +90,45 @@ def test_what_nothing_reads_is_refused(ratings, key, value, others, says):
     assert str(error.value).startswith(f"{key} = {value} would have no effect")
     assert says in str(error.value)
     assert "Leave it out." in str(error.value)
+
+
+WITHOUT_CLIP = ("clip", "sums", "keys", "heat_epsilon", "heat_noise")  # these promise nothing by themselves
+WORDS = {"mechanism": "blt", "rows": "filtered", "heat": "gaussian"}
+
+
+@pytest.mark.parametrize(
+    "name", [each.name for each in fields(Config().privacy) if each.name not in WITHOUT_CLIP]
+)
+def test_no_setting_of_a_promise_is_taken_where_nothing_is_promised(ratings, name):
+    """Whoever writes one of them would believe that clients are promised something."""
+    value = WORDS.get(name) or (getattr(Config().privacy, name) or 0) + 1
+    with pytest.raises(UserError, match=r"needs a clip|would have no effect|must be"):
+        prepare(*resolve(ratings, None, {f"privacy.{name}": value}))
+
+
+def test_what_a_promise_reads_is_taken(ratings):
+    private = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
+    for changes in (
+        {"privacy.delta": 1e-3, "privacy.share": 0.2, "privacy.loss_bound": 3.0},
+        {"privacy.clip_quantile": 0.5, "privacy.clip_rate": 0.5},
+        {"privacy.rows": "filtered", "privacy.rows_share": 0.3, "privacy.rows_threshold": 1.0},
+        {"privacy.mechanism": "blt", "privacy.buffers": 3, "cohort.sampling": "apart:3", "cohort.size": 5},
+        {
+            "server.mean": "heat",
+            "privacy.heat": "gaussian",
+            "privacy.heat_noise": 3.0,
+            "privacy.heat_keys": 5,
+        },
+        {"server.mean": "heat", "privacy.heat": "response", "privacy.heat_epsilon": 2.0},
+    ):
+        prepare(*resolve(ratings, None, private | changes))
+    count = {"algorithm": "count_heat", "privacy.epsilon": 2.0, "privacy.delta": 1e-3, "privacy.heat_keys": 5}
+    prepare(*resolve(ratings, None, count))
+    resolve(
+        ratings,
+        None,
+        {"deploy.buffer": 5, "deploy.concurrency": 9, "deploy.stalest": 5, "deploy.staleness": 1.0},
+    )
 
 
 def test_a_setting_of_another_algorithm_is_refused(ratings):

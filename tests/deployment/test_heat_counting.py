@@ -53,7 +53,9 @@ def federation(tmp_path, serve_app, serve, enroll, wait_until):
                 url = stack.enter_context(serve_app(helper_application(desk)))
                 helper = HttpHelper(url, desk.folder / TOKEN_FILE)
             folder = found_run(task, config, tmp_path / out)
-            hub, offer, files = open_run(folder.path, helper=helper, fresh=1e6, poll=0.02)
+            hub, offer, files = open_run(
+                folder.path, helper=helper, fresh=1e6, poll=0.02, population=store.num_clients
+            )  # all are there before a round opens, as in a simulation
             stack.callback(hub.close)
             url = stack.enter_context(serve(hub, offer, files=files))
             threads = []

@@ -173,6 +173,7 @@ def test_status_for_scripts(going, runs, capsys):
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["bytes"], told["seconds_left"]) == ("finished", None, None)
     assert 7 < told["epsilon"] <= 8
+    assert {told[name] for name in ("dropped", "empty", "too_small", "broken", "outliers")} == {None}
 
 
 def test_mistakes(tmp_path, capsys):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
+from partwise.runs.series import Series
+from partwise.runs.tally import Tally
 from partwise.runs.train import train
+from partwise.server.record import Record
+from partwise.server.update_sizes import outlying, spread_of
 from partwise.types import RunWarning
 
 CHANGES = {"algorithm": "fed_avg", "rounds": 6, "cohort.size": 12, "update.rate": 1e-7}
@@ -49,3 +56,39 @@ def test_a_resumed_run_says_the_same(outlandish, tmp_path):
 
 def test_a_run_without_outliers_says_nothing(tiny):
     assert train("planted", changes=tiny | {"rounds": 4}).summary["outliers"] is None
+
+
+@given(st.lists(st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=5), max_size=5), st.booleans())
+def test_a_page_counts_outliers_as_the_summary_does(rounds, private):
+    tally, series = Tally(), Series()
+    for number, sizes in enumerate(rounds, 1):
+        norms = np.array(sizes)
+        record = dict.fromkeys(Record._fields, 0) | {
+            "round": number,
+            "train": {"loss": 1.0},
+            "evaluation": None,
+        }
+        record |= {"broken": [], "outliers": [], "norms": None}
+        if not private:
+            record |= {"outliers": np.flatnonzero(outlying(norms)).tolist(), "norms": spread_of(norms)}
+        tally.add(record)
+        series.add(record)
+    assert series.counts["outliers"] == tally.sums["outliers"]
+    assert bool(tally.outlier) == (tally.sums["outliers"] > 0)
+
+
+def test_rounds_in_which_others_have_nothing_to_learn_are_not_counted_on_a_page():
+    series = Series()
+    for number, norms in enumerate(([1.0, 1.0, 1.0], [1e-6, 1e-6, 0.5]), 1):
+        outliers = np.flatnonzero(outlying(np.array(norms))).tolist()
+        assert len(outliers) == number - 1
+        series.add({"round": number, "loss": 1.0, "norms": spread_of(np.array(norms)), "outliers": outliers})
+    assert series.counts["outliers"] == 0
+
+
+def test_a_page_counts_all_that_a_server_left_out():
+    series = Series()
+    norms = spread_of(np.array([1.0, 1.0]))  # of those that were used
+    series.add({"round": 1, "loss": 1.0, "norms": norms, "usual_norm": 1.0, "outliers": ["ann"]})
+    series.add({"round": 2, "loss": None, "norms": None, "usual_norm": None, "outliers": None})
+    assert series.counts["outliers"] == 1

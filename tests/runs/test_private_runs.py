@@ -14,6 +14,7 @@ from partwise.papers.rate_search import search_rates
 from partwise.privacy.accounting import Rounds, default_delta, epsilon
 from partwise.runs.folder import Folder
 from partwise.runs.resolve import resolve
+from partwise.runs.run_view import read_run
 from partwise.runs.train import RunWarning, train
 from partwise.types import UserError
 
@@ -55,6 +56,16 @@ def test_epsilon_is_in_every_record_and_in_the_summary(run):
     promise = folder.summary()["privacy"]
     assert promise["unit"] == "all data of a client, in all rounds"
     assert promise["relation"] == "one client added or removed"
+
+
+def test_what_rounds_do_not_tell_neither_summary_nor_page_tells(run):
+    """A 0 would say that all updates were used."""
+    _, folder = run
+    for name in ("empty", "dropped", "too_small"):
+        untold = {record[name] for record in folder.records()}
+        assert untold == {folder.summary()[name]} == {read_run(folder.path).series.counts[name]} == {None}
+    assert folder.summary()["broken"] is None
+    assert read_run(folder.path).series.counts["broken"] is None
 
 
 def test_nothing_else_of_a_round_is_told(run):
@@ -137,15 +148,6 @@ def test_what_would_leave_by_another_way_is_refused(changes, words):
         train("planted", changes={**PRIVATE, **changes})
 
 
-def test_control_variates_of_clients_would_leave_beside_the_sum():
-    """On a task that SCAFFOLD fits, so that it is refused for this reason."""
-    small = {key: value for key, value in PRIVATE.items() if not key.startswith("data.")}
-    small |= {"data.num_clients": 60, "data.num_words": 100, "data.num_tags": 5, "algorithm": "scaffold"}
-    small |= {"scaffold.control": "clients", "server.optimizer": "adam"}
-    with pytest.raises(UserError, match=r"scaffold tells the server more .* cannot keep the promise"):
-        train("tags-planted", changes=small)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -178,6 +180,14 @@ def test_a_search_counts_all_its_trials():
         search_rates(task, config.changed({"privacy.epsilon": 0.1}), grid, [0, 1])
     budget = config.changed({"privacy.epsilon": 4.0, "privacy.noise": None})
     assert 3.9 < search_rates(task, budget, grid[:1], [0, 1])[0].privacy["epsilon"] <= 4.0
+
+
+def test_control_variates_keep_no_promise():
+    data = {"data.num_clients": 40, "data.num_words": 100, "data.num_tags": 5, "data.mean_examples": 6}
+    privacy = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
+    changes = {**data, **privacy, "cohort.size": 5, "rounds": 2, "algorithm": "scaffold"}
+    with pytest.raises(UserError, match="scaffold tells the server more than a noisy sum"):
+        train("tags-planted", changes=changes)
 
 
 HEATED = {**SMALL, "server.mean": "heat", "privacy.clip": 0.5, "privacy.epsilon": 4.0, "privacy.heat_keys": 5}

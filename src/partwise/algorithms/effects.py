@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 from partwise.algorithms.entry import AlgorithmEntry
+from partwise.config.private_settings import CORRELATED
 from partwise.config.settings import Config
 from partwise.tasks.base import Task
 from partwise.types import UserError
@@ -72,6 +73,19 @@ def _reconstruct_unread(facts: Facts) -> str:
 
 
 STEPS = ("optimizer", "rate", "schedule", "epochs", "max_steps", "batch_size")
+COUNTING = "count_heat"  # makes its own clip
+PROMISING = (  # settings of a promise to clients
+    "delta",
+    "share",
+    "loss_bound",
+    "clip_quantile",
+    "clip_rate",
+    "mechanism",
+    "buffers",
+    "rows",
+    "rows_threshold",
+    "rows_share",
+)
 RULES: tuple[Rule, ...] = (
     ("split.*", _split_unread),
     ("split.kind", _order_unread),
@@ -189,6 +203,38 @@ RULES: tuple[Rule, ...] = (
             ),
         )
         for name in ("signals", "attention")
+    ),
+    *(
+        (
+            f"privacy.{name}",
+            _of(
+                lambda c: c.privacy.clip is None and c.algorithm != COUNTING,
+                "clients are promised nothing without a clip (give privacy.clip)",
+            ),
+        )
+        for name in PROMISING
+    ),
+    (
+        "privacy.clip_rate",
+        _of(lambda c: not c.privacy.clip_quantile, "the clip stays with privacy.clip_quantile = 0"),
+    ),
+    (
+        "privacy.buffers",
+        _of(
+            lambda c: c.privacy.mechanism not in CORRELATED,
+            "privacy.mechanism = {c.privacy.mechanism} takes no noise back (blt and banded do)",
+        ),
+    ),
+    *(
+        (
+            f"privacy.{name}",
+            _of(lambda c: c.privacy.rows != "filtered", "privacy.rows = {c.privacy.rows} counts no holders"),
+        )
+        for name in ("rows_threshold", "rows_share")
+    ),
+    *(
+        (f"deploy.{name}", _of(lambda c: not c.deploy.buffer, "deploy.buffer = 0 makes rounds"))
+        for name in ("concurrency", "staleness", "stalest")
     ),
     ("server.mean", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),
     ("serving.way", lambda facts: "" if facts.spaces else "nothing of this task's model is keyed"),

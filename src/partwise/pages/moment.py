@@ -107,8 +107,8 @@ def _facts(run: RunView, moment: Moment) -> dict[str, str]:
         )
     facts["clients in the round"] = whole(told["clients"])
     facts["bytes so far"] = size(told["bytes"]) if told["bytes"] is not None else "not told"
-    facts["dropped out"] = whole(told["dropped"] + told["missing"])
-    facts["broken updates"] = whole(told["broken"])
+    facts["dropped out"] = "not told" if series.lost is None else whole(series.lost)
+    facts["broken updates"] = "not told" if told["broken"] is None else whole(told["broken"])
     if series.counts["outliers"]:
         facts["updates out of proportion"] = whole(series.counts["outliers"])
     if "epsilon" in told:

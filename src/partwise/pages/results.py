@@ -115,11 +115,18 @@ def costs(groups: Sequence[Group], charts: Sequence[Chart], task: str) -> str:
     return section("costs", "Costs", chart_grid(charts, groups) + table, task=task)
 
 
+def _total(counts: Sequence[int | None]) -> str:
+    """The sum over the runs of a group."""
+    told = [count for count in counts if count is not None]
+    return whole(sum(told)) if len(told) == len(counts) else "not told"
+
+
 def _cost(group: Group) -> list[str]:
     mean = lambda name: getattr(spread_of(run.summary.get(name) for run in group.runs), "mean", None)
     seconds = [value for run in group.runs for value in run.series.seconds if math.isfinite(value)]
     sent = [run.series.sent for run in group.runs if run.series.sent is not None]
-    lost = [run.series.counts["dropped"] + run.series.counts["missing"] for run in group.runs]
+    lost = [run.series.lost for run in group.runs]
+    broken = [run.series.counts["broken"] for run in group.runs]
     return [
         f"{swatch(group.place)} {text(group.label)}",
         size(mean("bytes_down_per_client")),
@@ -127,6 +134,6 @@ def _cost(group: Group) -> list[str]:
         size(float(np.mean(sent))) if len(sent) == len(group.runs) else "not told",
         duration(float(np.median(seconds)) if seconds else None),
         duration(mean("seconds_total")),
-        whole(sum(lost)),
-        whole(sum(run.series.counts["broken"] for run in group.runs)),
+        _total(lost),
+        _total(broken),
     ]

@@ -186,8 +186,8 @@ def left_out(tally: Tally) -> dict[str, int]:
     return {reason: tally.sums[reason] for reason in LEFT_OUT}
 
 
-def tell_left_out(counts: Mapping[str, int]) -> str:
-    """The counts of `left_out` in words; empty if all updates were used."""
+def tell_left_out(counts: Mapping[str, int | None]) -> str:
+    """The counts of `left_out` in words; empty if all updates were used, or if it may not be told (None)."""
     return ", ".join(counted(count, *LEFT_OUT[reason][:2]) for reason, count in counts.items() if count)
 
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from partwise.server.update_sizes import Usual
+
 COUNTED = ("dropped", "missing", "empty", "too_small")  # clients of a round that were not used, by reason
-NAMED = ("broken", "outliers")  # clients that the record names
+NAMED = ("broken", "outliers")  # clients that the record names, and that count
 
 
 class Look(NamedTuple):
@@ -28,13 +30,19 @@ class Series:
         self.epsilons: list[float] = []
         self.looks: list[Look] = []
         self.sent: int | None = 0
-        self.counts: dict[str, int] = dict.fromkeys((*COUNTED, *NAMED), 0)
+        self.counts: dict[str, int | None] = dict.fromkeys((*COUNTED, *NAMED), 0)  # None: it may not be told
         self.last: Mapping[str, Any] = {}
+        self._usual_norm = Usual()
 
     @property
     def done(self) -> int:
         """The number of the last round."""
         return self.rounds[-1] if self.rounds else 0
+
+    @property
+    def lost(self) -> int | None:
+        """How many clients were asked and never reported; None if it may not be told."""
+        return _sum(self.counts["dropped"], self.counts["missing"])
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a round: a line of metrics.jsonl, from a simulation or from a deployment. Raises ValueError, and adds
@@ -44,8 +52,12 @@ class Series:
             epsilon = (record.get("privacy") or {}).get("epsilon")
             down, up = record.get("bytes_down"), record.get("bytes_up")
             sent = None if self.sent is None or down is None or up is None else self.sent + down + up
-            counts = {name: self.counts[name] + (record.get(name) or 0) for name in COUNTED}
-            counts |= {name: self.counts[name] + len(record.get(name) or ()) for name in NAMED}
+            told = {name: record.get(name, 0) for name in COUNTED}
+            outliers = self._usual_norm.outliers(record)
+            private = bool(record.get("privacy"))  # then no client is named
+            for name, named in (("broken", record.get("broken")), ("outliers", outliers)):
+                told[name] = None if private else len(named or ())
+            counts = {name: _sum(self.counts[name], each) for name, each in told.items()}
             found = record.get("evaluation") or record.get("metrics") or {}
             metrics = dict(metrics_of(found))
         except (LookupError, TypeError, AttributeError) as error:
@@ -70,6 +82,10 @@ def metrics_of(evaluation: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
 def main_metric(names: Iterable[str]) -> str:
     """The first of a model's metrics, the loss left out; the loss if there is no other."""
     return next((name for name in names if name != "loss"), "loss")
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
 
 
 def as_float(value: Any) -> float:

@@ -30,6 +30,7 @@ def summarize_run(
 ) -> dict[str, Any]:
     """The content of summary.json, except the seconds."""
     clients = max(sum(tally.sums[reason] for reason in ("clients", "empty", "broken")), 1)
+    private = config.privacy.clip is not None  # then how many were left out, and why, is not recorded
     return {
         "task": config.task,
         "algorithm": config.algorithm,
@@ -40,7 +41,7 @@ def summarize_run(
         "not_finite": not_finite(test),
         "better": better(prepared),
         "best": best_reachable(task, prepared, config),
-        **left_out(tally),
+        **{reason: None if private else count for reason, count in left_out(tally).items()},
         "outliers": tally.outlier and {"updates": tally.sums["outliers"], "first": tally.outlier},
         "examples": examples_used(task, prepared, config),
         "validation": validation(tally, _watched(config), better(prepared)),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from partwise.server.update_sizes import OUTLIER
+from partwise.server.update_sizes import Usual
 
 POINTS = 2048  # the most points of a curve; with fewer rounds, the curve has all of them
 LOOKS = 256  # the most evaluations that are kept
@@ -54,10 +54,8 @@ class Tally:
         self.wrong_since: int | None = None
         self.wrong_loss: float | None = None
         self.wrong_clients: tuple[Any, ...] = ()
-        self._norm = 0.0  # the largest usual norm of an update so far
-        self.outlier: dict[str, Any] | None = (
-            None  # the first: round, clients, norm, and how many times the usual
-        )
+        self._usual_norm = Usual()
+        self.outlier: dict[str, Any] | None = None  # the first
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a round, as in metrics.jsonl."""
@@ -80,16 +78,13 @@ class Tally:
         self._judge(record)
 
     def _compare(self, record: Mapping[str, Any]) -> None:
-        """Count outliers, except in rounds in which only the other clients' updates are smaller than before."""
-        norms, outliers = record.get("norms"), record.get("outliers")  # older records have neither
-        if not norms:
-            return
-        self._norm = max(self._norm, norms["median"])
-        times = norms["largest"] / self._norm if outliers else 0
-        if outliers and times > OUTLIER:
+        """Count outliers."""
+        outliers = self._usual_norm.outliers(record)
+        if outliers:
             self.sums["outliers"] += len(outliers)
-            first = {"round": record["round"], "clients": list(outliers[:5]), "norm": norms["largest"]}
-            self.outlier = self.outlier or first | {"times": times}
+            norm = record["norms"]["largest"]
+            first = {"round": record["round"], "clients": list(outliers[:5]), "norm": norm}
+            self.outlier = self.outlier or first | {"times": norm / self._usual_norm.norm}
 
     def _judge(self, record: Mapping[str, Any]) -> None:
         loss, broken = record["train"]["loss"], record["broken"]

@@ -6,11 +6,13 @@ up, or that lies. A simulation uses it all the same. A server that adds up the r
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
-OUTLIER = (
-    100.0  # times the usual norm; in trainings of all tasks, the largest norm of a round is up to 10 times it
-)
+# Times the usual norm. In trainings of all tasks, the largest norm of a round is up to 10 times it.
+OUTLIER = 100.0
 HEAVY = 1e6  # times the usual weight: clients may well differ a thousandfold in their examples
 
 
@@ -40,3 +42,21 @@ def spread_of(norms: np.ndarray) -> dict[str, float] | None:
         return None
     low, high = np.quantile(norms, (0.1, 0.9))
     return {"low": float(low), "median": usual(norms), "high": float(high), "largest": float(norms.max())}
+
+
+class Usual:
+    """The largest usual norm of the rounds of a run, as their records come."""
+
+    def __init__(self) -> None:
+        self.norm = 0.0
+
+    def outliers(self, record: Mapping[str, Any]) -> Sequence[Any]:
+        """The clients of the next round that count as outliers. If a simulation's largest update was usual in
+        earlier rounds, there are none; a server has compared with these itself."""
+        norms, named = record.get("norms"), record.get("outliers") or ()  # older records have neither
+        if "usual_norm" in record:  # of a server
+            return named
+        if not norms:
+            return ()
+        self.norm = max(self.norm, norms["median"])
+        return named if norms["largest"] > OUTLIER * self.norm else ()
