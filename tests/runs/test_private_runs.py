@@ -186,6 +186,7 @@ def test_control_variates_keep_no_promise():
     data = {"data.num_clients": 40, "data.num_words": 100, "data.num_tags": 5, "data.mean_examples": 6}
     privacy = {"privacy.clip": 1.0, "privacy.noise": 1.0, "server.weighting": "uniform"}
     changes = {**data, **privacy, "cohort.size": 5, "rounds": 2, "algorithm": "scaffold"}
+    changes |= {"scaffold.control": "clients", "server.optimizer": "adam"}
     with pytest.raises(UserError, match="scaffold tells the server more than a noisy sum"):
         train("tags-planted", changes=changes)
 

@@ -137,7 +137,7 @@ def test_an_optimizer_state_that_is_not_finite_ends_the_run(parts, store, make):
         recorded(make(builder(parts, adagrad), data))
 
 
-norms = st.lists(st.floats(0, 1e6), min_size=1, max_size=30).map(np.array)
+norms = st.lists(st.just(0.0) | st.floats(1e-9, 1e9), min_size=1, max_size=30).map(np.array)
 
 
 @given(norms, st.floats(1e-3, 1e3), st.randoms(use_true_random=False))
@@ -146,7 +146,7 @@ def test_outliers_depend_on_neither_unit_nor_order(sizes, unit, random):
     at_the_edge = np.isclose(sizes, 100 * usual(sizes))
     np.testing.assert_array_equal(outlying(sizes)[order], outlying(sizes[order]))
     same = outlying(sizes) == outlying(sizes * unit)
-    assert (same | at_the_edge | (sizes < 1e-290)).all()
+    assert (same | at_the_edge).all()
 
 
 @given(norms)
