@@ -130,9 +130,9 @@ def test_what_made_a_run_not_finite_is_named_with_its_remedy(given, changes, say
 def test_the_advice_fits_the_backend():
     told = {}
     for backend in BACKENDS:
-        task = make_task(store=points(lambda y: np.full_like(y, 1e30)))
+        task = make_task(store=points(lambda y: np.full_like(y, 1e21)))  # the loss is not finite, updates are
         with pytest.raises(UserError, match="has diverged") as raised:
-            train(task, backend, rounds=2, simulation__evaluate_every=0, **LINE)
+            train(task, backend, rounds=2, simulation__evaluate_every=0, **LINE | {"update__rate": 1e-6})
         told[backend] = str(raised.value)
     assert all("simulation.backend=eager" in told[backend] for backend in ("compiled", "plain"))
     assert "breakpoint()" in told["eager"]
@@ -144,7 +144,8 @@ def test_a_servers_step_that_is_not_finite_names_the_leaves():
     for backend in ("compiled", "plain"):
         says = r"no longer finite after round \d+, those of .*'item'.*lower server\.rate"
         with pytest.raises(UserError, match=says):
-            train(make_task(), backend, rounds=8, simulation__evaluate_every=0, **settings)
+            task = make_task(store=points(lambda y: 1e12 * y))
+            train(task, backend, rounds=8, simulation__evaluate_every=0, **settings)
 
 
 @pytest.mark.parametrize(

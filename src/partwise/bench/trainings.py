@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from partwise.bench.case import Case, Columns
+from partwise.types import UserError
 
 GENERATED = ("planted", "tags-planted", "writers", "next-word-planted")  # tasks that need no data
 COLUMNS: Columns = {
@@ -44,9 +45,16 @@ def measure(case: Case, data: str | None) -> dict[str, Any]:
     prepared = prepare(task, config)
     loaded = _resident_mb()
     simulation = make_simulation(prepared, config, config.simulation.lanes)
-    calls = []
+    calls, used, broken = [], 0, 0
     for records in simulation.run(case.rounds):
         calls.append(float(np.mean([record.seconds for record in records])))
+        used += sum(record.clients for record in records)
+        broken += sum(len(record.broken) for record in records)
+    if broken > used:
+        raise UserError(
+            f"{broken} of {used + broken} updates were not finite, so what was timed is no training: lower "
+            f"update.rate, or look at the data"
+        )
     compiling = compile_seconds()
     evaluate = make_evaluator(prepared, config, task.test)
     evaluate(simulation.state.params)
