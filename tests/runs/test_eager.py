@@ -143,8 +143,8 @@ def test_a_servers_step_that_is_not_finite_names_the_leaves():
     settings = {**LINE, "server__optimizer": "sgd", "server__rate": 1e30, "simulation__patience": 0}
     for backend in ("compiled", "plain"):
         says = r"no longer finite after round \d+, those of .*'item'.*lower server\.rate"
+        task = make_task(store=points(lambda y: 1e12 * y))
         with pytest.raises(UserError, match=says):
-            task = make_task(store=points(lambda y: 1e12 * y))
             train(task, backend, rounds=8, simulation__evaluate_every=0, **settings)
 
 
