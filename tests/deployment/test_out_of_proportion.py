@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from partwise.checkpoint import from_bytes, to_bytes
+from partwise.deployment.book import RoundRow
 from partwise.deployment.federation import found_run, open_run
+from partwise.deployment.jobs import Due
 from partwise.device import Device
 from partwise.runs.resolve import resolve
 from partwise.server.messages import about, write_message
@@ -184,3 +186,16 @@ def test_a_step_that_is_not_finite_is_not_taken_and_logged(federation, caplog):
     assert "the step was not finite, so the model is that of before" in caplog.text
     for mine, other in zip(here.state(), before, strict=True):
         np.testing.assert_array_equal(mine, other)
+
+
+def test_nor_is_one_that_a_sum_makes_that_the_server_cannot_take_apart(federation):
+    """Of sealed or masked reports."""
+    coordinator, state = federation().hub.coordinator, federation().hub.state(0)
+    due = Due(RoundRow(), ())
+    for size, finite in ((1e-3, True), (3e38, False)):
+        total = coordinator.server.zero(state.params)
+        update = {path: leaf + np.float32(size) for path, leaf in total.update.items()}
+        total = total._replace(update=update, weight=total.weight + 1, clients=total.clients + 1)
+        done = coordinator.close_sum(state, due, total, 0)
+        assert (done.finite, int(done.total.clients)) == (finite, int(finite))
+        assert (done.state is state) != finite

@@ -250,10 +250,7 @@ class Coordinator:
         outliers = [] if private else _out_of_proportion(closed.sizes, earlier)
         if outliers:
             closed = self._add_up(state, due, read(), {size.task for size in outliers})
-        if not closed.finite:
-            total = closed.total._replace(clients=np.float32(0))
-            closed, outliers = closed._replace(state=state, total=total, sizes=()), [*outliers, *closed.sizes]
-        return closed._replace(outliers=tuple(name for size in outliers for name in size.client))
+        return _if_finite(state, closed, outliers)
 
     def _add_up(
         self, state: ServerState, due: Due, tasks: Iterable[TaskRow], without: Collection[str] = ()
@@ -269,7 +266,7 @@ class Coordinator:
         """The same if reports are sealed, and this is their sum. They had so many bytes."""
         now = self._begin(state, due)
         now.include_sum(total, sum(task.clients for task in due.tasks if task.reported), num_bytes)
-        return _closed(now, due)
+        return _if_finite(state, _closed(now, due), [])
 
     def _begin(self, state: ServerState, due: Due) -> Round:
         number = due.round.number
@@ -421,6 +418,15 @@ def _closed(now: Round, due: Due) -> Closed:
         broken=tuple(name for names in closed.broken for name in names),
         missing=sum(task.clients for task in due.tasks if not task.reported),
     )
+
+
+def _if_finite(state: ServerState, closed: Closed, outliers: Sequence[Size]) -> Closed:
+    """The round without these reports, or without any if its next version would not be finite: then the state stays
+    as it was."""
+    if not closed.finite:
+        total = closed.total._replace(clients=np.float32(0))
+        closed, outliers = closed._replace(state=state, total=total, sizes=()), [*outliers, *closed.sizes]
+    return closed._replace(outliers=tuple(name for size in outliers for name in size.client))
 
 
 def _out_of_proportion(sizes: Sequence[Size], earlier: float) -> list[Size]:
