@@ -244,9 +244,8 @@ class Coordinator:
             earlier: The largest usual norm of an update in the rounds before.
         """
         closed = self._add_up(state, due, read())
-        private = (
-            self.server.algorithm.aggregator.private
-        )  # what one client adds must not depend on the others
+        # With privacy, what one client adds must not depend on the others.
+        private = self.server.algorithm.aggregator.private
         outliers = [] if private else _out_of_proportion(closed.sizes, earlier)
         if outliers:
             closed = self._add_up(state, due, read(), {size.task for size in outliers})
@@ -263,7 +262,7 @@ class Coordinator:
         return _closed(now, due)
 
     def close_sum(self, state: ServerState, due: Due, total: Total, num_bytes: int) -> Closed:
-        """The same if reports are sealed, and this is their sum. They had so many bytes."""
+        """The same if reports are sealed, and this is their sum. `num_bytes` is the size of all of them."""
         now = self._begin(state, due)
         now.include_sum(total, sum(task.clients for task in due.tasks if task.reported), num_bytes)
         return _if_finite(state, _closed(now, due), [])

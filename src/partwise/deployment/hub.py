@@ -276,7 +276,8 @@ class Hub:
         number, partition = due.round.number + 1, self.coordinator.server.algorithm.partition
         counts = Travelled(partition, on_demand=self._publisher is None)
         try:
-            closed = self._added_up(due, counts)
+            usual_norm = self._usual_norm(due.round.number)
+            closed = self._added_up(due, counts, usual_norm)
         except TakenOverError as error:
             logger.info("%s", error)
             return False
@@ -284,7 +285,6 @@ class Hub:
             self.clerk.do(lambda book: self.coordinator.repeat(book, due), alone=True)
             return True
         file, slices = self._saved(number, closed.state), self._published(number, closed.state)
-        usual_norm = self._usual_norm(due.round.number)
         record = told(due, closed, self._clock(), usual_norm) | counts.record()
         if self.coordinator.server.algorithm.aggregator.private:
             record |= dict.fromkeys(HIDDEN)
@@ -302,7 +302,7 @@ class Hub:
             _log_left_out(record)
         return done
 
-    def _added_up(self, due: Due, counts: Travelled) -> Closed | None:
+    def _added_up(self, due: Due, counts: Travelled, usual_norm: float) -> Closed | None:
         """A round that is closed, from its reports, which are read and counted one by one; None if they are sealed
         and cannot be added up."""
 
@@ -317,7 +317,7 @@ class Hub:
             logger.warning("round %d is tried again: %s", due.round.number, error)
             return None
         if total is None:
-            return self.coordinator.close(state, due, read, self._usual_norm(due.round.number))
+            return self.coordinator.close(state, due, read, usual_norm)
         return self.coordinator.close_sum(state, due, total, counts.reports)
 
     def _usual_norm(self, number: int) -> float:
