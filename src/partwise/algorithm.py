@@ -13,9 +13,9 @@ from partwise.client.state import Client, Progress, received_slices, value_leave
 from partwise.metrics import Measured
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.randomness import child
 from partwise.selection.choose import Choice, everything, own
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, init_state
 from partwise.server.total import Aggregator, Contribution, Known, Report
 from partwise.types import UserError, unknown

@@ -26,8 +26,8 @@ from partwise.metrics import zero_sums
 from partwise.model.columns import masked
 from partwise.model.partition import Partition, keyed, partition, shared
 from partwise.model.spec import Batch, Model, Pooled, squared_error, training_losses
+from partwise.optimizers import Sgd
 from partwise.server.cohort import Recruiting
-from partwise.server.optimizers import sgd
 from partwise.server.total import (
     PUBLIC,
     Aggregator,
@@ -313,7 +313,7 @@ def _check_rounds(aggregator: Aggregator, tol: float) -> None:
         model,
         parts,
         update=by_steps(Schedule(2), rates["update"]),
-        optimizer=sgd(rates["server"]),
+        optimizer=Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )
     try:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.scaffold import historical, scaffold
@@ -15,7 +16,6 @@ from partwise.client.batches import Schedule
 from partwise.client.update import by_steps
 from partwise.device import Device
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import mean, uniform
 from partwise.simulation.loop import Simulation
@@ -78,7 +78,7 @@ def proximal(model, parts, mu):
         mu=mu,
         schedule=Schedule(BATCH, 2),
         client_optimizer=rates["update"],
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
     )
 
@@ -90,7 +90,7 @@ def controlled(model, parts, num_clients=5, choose=None):
         schedule=Schedule(BATCH),
         rate=rates["update"],
         num_clients=num_clients,
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         choose=choose,
     )
 
@@ -115,7 +115,7 @@ def test_fed_prox_without_pull_is_fed_avg(sparse_model, sparse_parts, sparse_sto
         sparse_model,
         sparse_parts,
         update=by_steps(Schedule(BATCH, 2), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
     )
     expected = run(plain, sparse_store, 2).state.params
@@ -211,7 +211,7 @@ def test_a_round_without_a_rate_changes_nothing(sparse_model, sparse_parts, spar
             schedule=Schedule(BATCH),
             rate=lambda number: rates["update"] * (number != 1),
             num_clients=5,
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
     simulation = Simulation(build, RATES, sparse_store, Recruiting(3), seed=1, rounds_per_call=1)
@@ -240,7 +240,7 @@ def test_historical_updates_by_hand(sparse_model, sparse_parts, sparse_store):
         sparse_model,
         sparse_parts,
         update=by_steps(Schedule(BATCH), rates["update"]),
-        optimizer=historical(optimizers.sgd(rates["server"]), COHORT, 5),
+        optimizer=historical(optimizers.Sgd(rates["server"]).on_server(), COHORT, 5),
         aggregator=mean(uniform),
     )
     theta, h, weight = start(sparse_store), 0 * start(sparse_store), 0.0

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes
@@ -17,7 +18,6 @@ from partwise.device import Device, ask
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.model.spec import Model
 from partwise.randomness import child, client_numbers, client_rng, words
-from partwise.server import optimizers
 from partwise.server.messages import send
 from partwise.server.report_form import SUMS
 from partwise.types import UserError
@@ -51,7 +51,7 @@ def algorithm_for(model: Model):
         split=split.alternate(2),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
 
@@ -155,7 +155,7 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
     params = init_params(algorithm, jax.random.key(0))
     message = send(algorithm.partition, params, ask(algorithm.partition, algorithm.choose, store).keys, ROUND)

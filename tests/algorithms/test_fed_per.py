@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import BEGAN, fed_per
@@ -16,7 +17,6 @@ from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.spec import Metric, Model
 from partwise.randomness import INIT_ROUND, round_rng
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import mean
 from partwise.server.messages import send
@@ -62,7 +62,7 @@ def personal(model, roles, apart=False):
         model,
         roles,
         update=update.by_steps(Schedule(BATCH), rates["update"], joint=not apart),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         local=rebuild(rates),
     )
 
@@ -196,7 +196,7 @@ def test_it_equals_averaging_with_users_on_the_server(make_ratings):
         tables,
         partition(tables, {"user": keyed("user"), "item": keyed("item")}),
         update=update.by_steps(Schedule(BATCH), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(over_holders=("user",)),
     )
     kept = run(joint, store.select(["item", "rating"]), rounds=5, cohort=3, rates=rates)

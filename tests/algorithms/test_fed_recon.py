@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
@@ -16,7 +17,6 @@ from partwise.client.state import begin
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import child, client_numbers, client_rng, words
-from partwise.server import optimizers
 from partwise.server.round import Server
 from partwise.server.step import init_state
 from partwise.simulation.plain import plain_round
@@ -49,7 +49,7 @@ def recon(model, item=None, **changes):
         "split": split.alternate(2),
         "reconstruct": reconstruct.by_steps(Schedule(4, 2), RECON_RATE),
         "update": update.by_steps(Schedule(3), UPDATE_RATE),
-        "optimizer": optimizers.sgd(SERVER_RATE),
+        "optimizer": optimizers.Sgd(SERVER_RATE).on_server(),
     }
     rules = {"user": local()} | ({} if item is None else {"item": item})
     return fed_recon(model, partition(model, rules), **settings | changes)
@@ -155,7 +155,7 @@ def test_one_update_step_is_first_order_meta_learning(model, store):
 def test_without_local_leaves_and_without_a_split_it_is_fed_avg(users_model, store):
     steps = update.by_steps(Schedule(3, 2), UPDATE_RATE)
     parts = partition(users_model, {})
-    shared = {"update": steps, "optimizer": optimizers.sgd(SERVER_RATE)}
+    shared = {"update": steps, "optimizer": optimizers.Sgd(SERVER_RATE).on_server()}
     whole = fed_recon(users_model, parts, split=split.none(), reconstruct=reconstruct.skip(), **shared)
     _, by_recon = one_round(whole, store)
     before, by_average = one_round(fed_avg(users_model, parts, **shared), store)
@@ -171,7 +171,7 @@ def test_fed_avg_with_a_user_table_moves_only_the_users_who_took_part(users_mode
         users_model,
         parts,
         update=update.by_steps(Schedule(16), UPDATE_RATE),
-        optimizer=optimizers.sgd(SERVER_RATE),
+        optimizer=optimizers.Sgd(SERVER_RATE).on_server(),
     )
     before, after = one_round(algorithm, store, clients=[0, 2])
     np.testing.assert_array_equal(after["user"][[1, 3, 4]], before["user"][[1, 3, 4]])
@@ -187,7 +187,9 @@ def test_fed_avg_with_a_user_table_moves_only_the_users_who_took_part(users_mode
 
 def test_fed_avg_refuses_local_leaves(model):
     with pytest.raises(UserError, match=r"FedAvg has no local parameters, but user is local.*use fed_recon"):
-        fed_avg(model, partition(model, {"user": local()}), update=None, optimizer=optimizers.sgd(1.0))
+        fed_avg(
+            model, partition(model, {"user": local()}), update=None, optimizer=optimizers.Sgd(1.0).on_server()
+        )
 
 
 def test_two_passes_repeat_both_halves_from_where_the_other_ended(model, store, make_client):
@@ -227,7 +229,7 @@ def test_a_client_weighs_what_its_examples_weigh(users_model, make_store, make_c
     columns = {"user": [0] * 4, "item": [0, 1, 2, 3], "rating": np.ones(4, np.float32)}
     store = make_store([4], **columns, tokens=np.array([1, 2, 4, 8], np.float32))
     parts = partition(heavy, {"user": keyed("user"), "item": keyed("item")})
-    shared = {"update": update.by_steps(Schedule(2), 0.1), "optimizer": optimizers.sgd(1.0)}
+    shared = {"update": update.by_steps(Schedule(2), 0.1), "optimizer": optimizers.Sgd(1.0).on_server()}
     algorithm = (
         fed_avg(heavy, parts, **shared)
         if name == "fed_avg"

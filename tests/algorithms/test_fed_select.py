@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import choices, init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_select import fed_select
@@ -21,7 +22,6 @@ from partwise.randomness import client_numbers
 from partwise.selection.choose import choose_all, parse_choice
 from partwise.selection.keys import own_keys
 from partwise.selection.select import deselect, keyed_leaves, select
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
 from partwise.server.round import Server
@@ -110,7 +110,7 @@ def make(choose, rules=RULES, columns=COLUMNS, model=None, **options):
         parts,
         choose=chosen,
         update=update.by_steps(Schedule(2), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         **options,
     )
 
@@ -181,7 +181,7 @@ def test_buckets_of_words_equal_the_plain_loop(make_store):
             parts,
             choose={"word": parse_choice(text)},
             update=update.by_steps(Schedule(2), rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
         check_algorithm(build, RATES, data, cohort=2, rounds=1, lanes=(2,))
 
@@ -200,7 +200,7 @@ def test_all_keys_are_the_whole_model(store):
         model,
         parts,
         update=update.by_steps(Schedule(2), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
     )
     selecting, _ = finish(Simulation(everything, RATES, store, Recruiting(4), seed=2), 2)

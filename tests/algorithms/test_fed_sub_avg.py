@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_sub_avg import fed_sub_avg
 from partwise.client.batches import Schedule
@@ -18,7 +19,6 @@ from partwise.data.heat_estimate import Seen
 from partwise.metrics import zero_sums
 from partwise.model.partition import partition
 from partwise.selection.key_heat import count_heats
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
 from partwise.server.mean import by_examples, mean, uniform
@@ -31,12 +31,12 @@ RATES = {"update": 0.1, "server": 1.0}
 HOLDERS = [5, 2, 1, 1, 1]  # of the five items, among five clients
 
 
-def make(model, parts, aggregator=None, optimizer=optimizers.sgd):
+def make(model, parts, aggregator=None, optimizer=optimizers.Sgd):
     return lambda rates: fed_avg(
         model,
         parts,
         update=by_steps(Schedule(2), rates["update"]),
-        optimizer=optimizer(rates["server"]),
+        optimizer=optimizer(rates["server"]).on_server(),
         aggregator=aggregator,
     )
 
@@ -60,7 +60,7 @@ def test_a_round_of_three_clients_by_hand(make_store, sparse_model, sparse_parts
         sparse_model,
         sparse_parts,
         update=by_steps(Schedule(2), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         heats=heats,
     )
     found, _, _ = after(build, store, 3)
@@ -122,7 +122,7 @@ def test_cut_tables_carry_the_rows_of_heat_along(
     sparse_model, sparse_parts, sparse_store, heats, kind, monkeypatch
 ):
     aggregator = sub_mean(heats) if kind == "counted" else estimated_sub_mean(("item",))
-    build = make(sparse_model, sparse_parts, aggregator, optimizers.adagrad)
+    build = make(sparse_model, sparse_parts, aggregator, optimizers.Adagrad)
     whole, _, first = after(build, sparse_store, 2, rounds=3)
     monkeypatch.setattr("partwise.simulation.loop.RESIDENT_BYTES", 0)
     monkeypatch.setattr(Simulation, "_whole_tables", lambda self: False)
@@ -168,5 +168,9 @@ def test_a_model_without_keys_has_no_heat(sparse_model):
     bare = partition(sparse_model, {})
     with pytest.raises(UserError, match="has none"):
         fed_sub_avg(
-            sparse_model, bare, update=by_steps(Schedule(2), 0.1), optimizer=optimizers.sgd(1.0), heats=None
+            sparse_model,
+            bare,
+            update=by_steps(Schedule(2), 0.1),
+            optimizer=optimizers.Sgd(1.0).on_server(),
+            heats=None,
         )

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
@@ -13,7 +14,6 @@ from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, child, client_numbers, client_rng, round_rng, words
-from partwise.server import optimizers
 from partwise.server.messages import send
 from partwise.simulation.evaluator import Evaluator
 from partwise.tasks.matrix_factorization import matrix_factorization
@@ -45,7 +45,7 @@ def builder(model, item=None, schedule=None, joint=False):
             split=split.halves(50),
             reconstruct=reconstruct.by_steps(Schedule(4, 2), rates["reconstruct"]),
             update=update.by_steps(Schedule(3), 0.1),
-            optimizer=optimizers.sgd(1.0),
+            optimizer=optimizers.Sgd(1.0).on_server(),
             fine_tune=tune,
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import partwise as pw
+from partwise import optimizers
 from partwise.algorithm import change
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
@@ -18,7 +19,6 @@ from partwise.client.split import everything
 from partwise.client.state import begin
 from partwise.data import by_client
 from partwise.device import Device
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import send
 from partwise.simulation.loop import Simulation
@@ -77,7 +77,7 @@ def algorithm(batch_size, model=None):
         model,
         parts_of(model),
         update=update.by_steps(Schedule(batch_size), RATE),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
 
@@ -196,7 +196,7 @@ def test_a_column_of_the_data_named_mask_stays_what_it_is(make_store):
     model = pw.Model(lambda rng: {"w": jnp.ones(3)}, lambda p, b, r: p["w"] + 0 * b["mask"], loss)
     parts = pw.partition(model, {})
     build = lambda rates: fed_avg(
-        model, parts, update=update.by_steps(Schedule(2), 1.0), optimizer=optimizers.sgd(1.0)
+        model, parts, update=update.by_steps(Schedule(2), 1.0), optimizer=optimizers.Sgd(1.0).on_server()
     )
     simulation = Simulation(build, {}, make_store([3], mask=words), Recruiting(1), lanes=1)
     list(simulation.run(1))

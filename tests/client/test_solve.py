@@ -15,8 +15,8 @@ from partwise.client.split import alternate, everything, none
 from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import Model, bag
+from partwise.optimizers import Sgd
 from partwise.server.cohort import Recruiting
-from partwise.server.optimizers import sgd
 from partwise.simulation.loop import Simulation
 from partwise.tasks.matrix_factorization import matrix_factorization
 from partwise.types import UserError
@@ -339,7 +339,7 @@ def test_a_client_whose_minimum_is_not_found_is_named(badly_scaled, monkeypatch)
         split=none(),
         reconstruct=reconstruct.by_solving(0.0),
         update=update.by_steps(Schedule(50), 0.1),
-        optimizer=sgd(1.0),
+        optimizer=Sgd(1.0).on_server(),
     )
     broken = []
     for steps in (solve.STEPS, 0.005):
@@ -373,7 +373,9 @@ def drifting(update_of, store, rounds):
         lambda params, batch, rng: params["slope"][0] * batch["x"],
         lambda outputs, batch: (outputs - batch["y"]) ** 2,
     )
-    build = lambda rates: fed_avg(model, partition(model, {}), update=update_of, optimizer=sgd(1.0))
+    build = lambda rates: fed_avg(
+        model, partition(model, {}), update=update_of, optimizer=Sgd(1.0).on_server()
+    )
     simulation = Simulation(build, {}, store, Recruiting(store.num_clients), lanes=2, rounds_per_call=rounds)
     list(simulation.run(rounds))
     return float(simulation.state.params["slope"][0])

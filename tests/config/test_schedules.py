@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from partwise.config.schedules import make_schedule_of_rate, spans_rounds, written
+from partwise.config.schedules import read_schedule, spans_rounds, written
 from partwise.config.settings import Config
 from partwise.types import UserError
 
@@ -12,7 +12,9 @@ KEY = "update.schedule"
 
 
 def factors(text: str, rounds: int = 10) -> list[float]:
-    schedule = make_schedule_of_rate(KEY, text, rounds)
+    found = read_schedule(KEY, text, rounds)
+    assert found is not None
+    schedule = found.factor()
     return [float(schedule(number)) for number in range(rounds)]
 
 
@@ -42,7 +44,7 @@ def test_a_warmup_rises_to_the_rate_and_then_falls():
 
 
 def test_a_constant_rate_has_no_schedule():
-    assert make_schedule_of_rate(KEY, "constant", 10) is None
+    assert read_schedule(KEY, "constant", 10) is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_a_constant_rate_has_no_schedule():
 )
 def test_a_wrong_schedule_is_refused_by_its_key(text, message):
     with pytest.raises(UserError, match=message):
-        make_schedule_of_rate(KEY, text, 10)
+        read_schedule(KEY, text, 10)
 
 
 def test_a_function_is_written_as_its_values():

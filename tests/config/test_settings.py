@@ -80,8 +80,8 @@ def test_every_number_has_a_least_and_a_most():
         ("yogi", "b2", 1, "'server.settings.b2' must be between 0 and 0.999999, not 1"),
         ("sgd", "momentum", -1, "'server.settings.momentum' must be between"),
         ("adagrad", "epsilon", 0, "'server.settings.epsilon' must be between"),
-        ("adagrad", "b1", 0.9, "unknown setting of the server optimizer 'adagrad' 'b1'"),
-        ("lazy_adam", "initial_accumulator", 0.1, "unknown setting of the server optimizer 'lazy_adam'"),
+        ("adagrad", "b1", 0.9, "unknown setting of the optimizer 'adagrad' 'b1'"),
+        ("lazy_adam", "initial_accumulator", 0.1, "unknown setting of the optimizer 'lazy_adam'"),
     ],
 )
 def test_optimizers_know_their_own_settings(optimizer, setting, value, says):

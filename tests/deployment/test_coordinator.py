@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
@@ -27,7 +28,6 @@ from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.runs.resolve import resolve
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, poisson
 from partwise.server.messages import send, write_metrics
 from partwise.server.round import Accepted, Refused, Server
@@ -46,7 +46,7 @@ def make_algorithm(rates):
         model,
         partition(model, {"user": keyed("user"), "item": keyed("item")}),
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizers.adagrad(rates["server"]),
+        optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 
 

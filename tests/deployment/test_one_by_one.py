@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
@@ -24,7 +25,6 @@ from partwise.deployment.one_by_one import TakenOverError, whole_tasks
 from partwise.deployment.rules import Rules
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import write_metrics
 from partwise.server.round import Server
@@ -43,7 +43,7 @@ def make_server(num_items=NUM_ITEMS, roles=None):
             model,
             partition(model, roles or {"item": keyed("item")}),
             update=update.by_steps(Schedule(4), 0.1),
-            optimizer=optimizers.adam(0.5),
+            optimizer=optimizers.Adam(0.5).on_server(),
         ),
         "run",
     )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
@@ -23,7 +24,6 @@ from partwise.deployment.server_noise import own_noise
 from partwise.model.partition import keyed, partition
 from partwise.privacy.masked_client import MaskedClient
 from partwise.privacy.masked_letters import STAMP_BYTES, TooFewError, stamped
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.encoding import fixed_point
 from partwise.server.masked_form import MaskingForm, masked_context
@@ -39,7 +39,7 @@ ALGORITHM = fed_avg(
     MODEL,
     partition(MODEL, {"user": keyed("user"), "item": keyed("item")}),
     update=update.by_steps(Schedule(4), 0.1),
-    optimizer=optimizers.sgd(1.0),
+    optimizer=optimizers.Sgd(1.0).on_server(),
     aggregator=fixed_point(mean(), 16),
 )
 WORDS = WordForm(ALGORITHM.aggregator, ALGORITHM.partition)

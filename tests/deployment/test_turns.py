@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
@@ -22,7 +23,6 @@ from partwise.deployment.memory_book import MemoryBook
 from partwise.deployment.rules import Rules
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, apart
 from partwise.server.round import Accepted, Server
 from partwise.server.total import Contribution
@@ -35,7 +35,7 @@ ALGORITHM = fed_avg(
     MODEL,
     partition(MODEL, {"user": keyed("user"), "item": keyed("item")}),
     update=update.by_steps(Schedule(4), 0.1),
-    optimizer=optimizers.sgd(1.0),
+    optimizer=optimizers.Sgd(1.0).on_server(),
 )
 SERVER = Server(ALGORITHM, "run")
 RULES = Rules(

@@ -11,13 +11,13 @@ import numpy as np
 import optax
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.columns import masked
 from partwise.model.partition import Role, keyed, local, partition
 from partwise.model.spec import Model
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.tree import flatten, unflatten
@@ -82,7 +82,7 @@ def one_round(make_ratings) -> Callable[..., dict[str, np.ndarray]]:
             split=split.halves(),
             reconstruct=reconstruct.by_steps(Schedule(3, 2), rates["recon"]),
             update=update.by_steps(Schedule(3), rates["update"]),
-            optimizer=optimizers.sgd(1.0),
+            optimizer=optimizers.Sgd(1.0).on_server(),
         )
         rates = {"recon": 0.1, "update": 0.2}
         simulation = Simulation(build, rates, store.select(["item", "rating"]), Recruiting(4), lanes=2)

@@ -17,11 +17,11 @@ from partwise.deployment.pages import write_order, write_pages, write_whole
 from partwise.device import Device
 from partwise.model.partition import frozen, keyed, partition
 from partwise.model.spec import Model
+from partwise.optimizers import Sgd
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.serving import WAYS
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import About, open_message, read_slices, send
-from partwise.server.optimizers import sgd
 from partwise.server.round import Server
 from partwise.simulation.loop import Simulation
 from partwise.simulation.plain import PlainSimulation, plain_round
@@ -46,7 +46,7 @@ def build_for(there, **options):
     made = model(**options)
     parts = partition(made, {"item": keyed("item"), "fixed": frozen(there=there)})
     return lambda rates: fed_avg(
-        made, parts, update=by_steps(Schedule(4), rates["update"]), optimizer=sgd(rates["server"])
+        made, parts, update=by_steps(Schedule(4), rates["update"]), optimizer=Sgd(rates["server"]).on_server()
     )
 
 

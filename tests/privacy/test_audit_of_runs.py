@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installed")
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.model.partition import partition
 from partwise.model.spec import Metric, Model
 from partwise.privacy.accounting import Rounds, epsilon
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, poisson
 from partwise.server.mean import mean, uniform
 from partwise.server.private_sum import Door, private
@@ -53,7 +53,7 @@ def published(make_store, noise: float, there: bool) -> np.ndarray:
         model,
         parts,
         update=update.by_steps(Schedule(1), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )
     store = make_store(counts, x=examples if there else examples[1:])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("numba", reason="the extra `privacy` is not installed")
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
@@ -26,7 +27,6 @@ from partwise.privacy.two_servers import (
     helper_share,
     make_parts,
 )
-from partwise.server import optimizers
 from partwise.server.encoding import fixed_point
 from partwise.server.mean import mean, uniform
 from partwise.server.word_form import WordForm
@@ -53,7 +53,7 @@ class Victim:
             model,
             parts,
             update=update.by_steps(Schedule(RATED), RATE),
-            optimizer=optimizers.sgd(1.0),
+            optimizer=optimizers.Sgd(1.0).on_server(),
             aggregator=fixed_point(mean(uniform), BITS),
         )
         client = make_client(model, parts, self.params, store)

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import scaffold
@@ -17,7 +18,6 @@ from partwise.model.psi import int8
 from partwise.model.spec import bag
 from partwise.selection.choose import parse_choice
 from partwise.selection.serving import sizes_of
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.tasks.tags import logistic_regression
@@ -56,7 +56,7 @@ def parts_of(model, trained=False, **role):
 def fed(kind, role, trained=False):
     model = weighed()
     parts = parts_of(model, trained, **role)
-    given = {"optimizer": optimizers.adam(0.1)}
+    given = {"optimizer": optimizers.Adam(0.1).on_server()}
 
     def build(rates):
         if kind == "scaffold":
@@ -92,7 +92,7 @@ def test_lanes_and_devices_equal_the_plain_loop(store, role):
 
 @pytest.mark.parametrize("place", ["shards", "host"])
 def test_wherever_tables_are(store, place):
-    build = lambda rates: fed("sgd", {})(rates)._replace(optimizer=optimizers.sgd(1.0))
+    build = lambda rates: fed("sgd", {})(rates)._replace(optimizer=optimizers.Sgd(1.0).on_server())
     found, expected = (
         Simulation(build, RATES, store, Recruiting(3), lanes=2, tables=each) for each in (place, "copies")
     )

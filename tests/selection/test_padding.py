@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_select import fed_select
 from partwise.checkpoint import from_bytes
@@ -17,7 +18,6 @@ from partwise.model.partition import keyed, partition
 from partwise.model.spec import Metric, Model
 from partwise.randomness import round_rng
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import send
 from partwise.simulation.loop import Simulation
@@ -63,7 +63,7 @@ def build_for(model, role, choice="own"):
             parts,
             choose={"item": parse_choice(choice)},
             update=update.by_steps(Schedule(4), rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
     return build
@@ -172,7 +172,7 @@ def test_a_plain_index_of_minus_one_is_found(make_store):
             parts,
             choose={"item": parse_choice("own")},
             update=update.by_steps(Schedule(4), 0.1),
-            optimizer=optimizers.sgd(1.0),
+            optimizer=optimizers.Sgd(1.0).on_server(),
         )
         device, examples = Device(algorithm), store.gather([3])
         message = send(

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
@@ -21,7 +22,6 @@ from partwise.model import spec
 from partwise.model.partition import keyed, partition
 from partwise.randomness import round_rng
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import send
 from partwise.simulation.loop import Simulation
@@ -55,7 +55,7 @@ def selecting(choice, role, stepping=None):
             parts_with(**role),
             choose={"word": parse_choice(choice)},
             update=update.by_steps(Schedule(2), stepping or rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
     return build
@@ -67,7 +67,7 @@ def proximal(role, rates):
         parts_with(**role),
         schedule=Schedule(2),
         client_optimizer=rates["update"],
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         mu=0.3,
         choose={"word": parse_choice("own")},
     )
@@ -118,7 +118,7 @@ def checked(model, store):
         parts_with(model, summed=True),
         choose={"word": parse_choice("own")},
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
     device, examples = Device(algorithm), store.gather([2])
     params = init_params(algorithm, jax.random.key(0))
@@ -207,7 +207,7 @@ def test_the_closed_form_of_sums_is_that_of_the_whole_slice(monkeypatch, store, 
             model,
             parts_with(model, **role),
             update=update.by_solving(0.5),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
     assert_alike(solving, store)

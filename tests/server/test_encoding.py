@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.encoding import clipped, fixed_point
 from partwise.server.mean import by_examples, mean, uniform
@@ -52,12 +52,12 @@ def store(make_ratings):
 @pytest.fixture(scope="module")
 def build(model, parts):
     """Of an aggregator, rates -> algorithm."""
-    return lambda aggregator, optimizer=optimizers.sgd: (
+    return lambda aggregator, optimizer=optimizers.Sgd: (
         lambda rates: fed_avg(
             model,
             parts,
             update=update.by_steps(Schedule(4), rates["update"]),
-            optimizer=optimizer(rates["server"]),
+            optimizer=optimizer(rates["server"]).on_server(),
             aggregator=aggregator,
         )
     )
@@ -181,7 +181,7 @@ def test_an_aggregator_that_sees_all_rows_moves_those_that_nobody_sent(build, st
 @pytest.mark.parametrize("backend", [Simulation, PlainSimulation])
 def test_a_lazy_optimizer_and_an_aggregator_of_all_rows_do_not_fit(build, store, backend):
     with pytest.raises(UserError, match="lazy server optimizer"):
-        backend(build(noisy(mean()), optimizers.lazy_adam), RATES, store, Recruiting(2))
+        backend(build(noisy(mean()), optimizers.LazyAdam), RATES, store, Recruiting(2))
 
 
 def test_reports_have_the_type_of_the_sum(parts):

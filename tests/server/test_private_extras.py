@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
@@ -18,7 +19,6 @@ from partwise.data.heat import Heat
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.privacy.matrix import Matrix
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, apart, poisson
 from partwise.server.heat_mean import sub_mean
 from partwise.server.mean import mean, uniform
@@ -204,7 +204,7 @@ def test_the_compiled_cohort_equals_the_plain_loop(model, parts, make_ratings, n
         model,
         parts,
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=AGGREGATORS[name],
     )
     recruiting = Recruiting(2, sampling=apart(4) if name in ("blt", "banded") else poisson())

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, poisson
 from partwise.server.mean import mean, uniform
 from partwise.server.private_sum import Door, private
@@ -131,7 +131,7 @@ def builder(model, parts, aggregator):
         model,
         parts,
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )
 

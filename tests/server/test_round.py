@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes, to_bytes
@@ -14,7 +15,6 @@ from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, local, partition
-from partwise.server import optimizers
 from partwise.server.mean import mean
 from partwise.server.messages import read_invitation
 from partwise.server.report_form import SUMS
@@ -35,7 +35,7 @@ def algorithm(biased_model):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
 
@@ -252,7 +252,7 @@ def holding(biased_model):
             split=split.none(),
             reconstruct=reconstruct.skip(),
             update=update.by_steps(Schedule(4), 0.1),
-            optimizer=optimizers.sgd(1.0),
+            optimizer=optimizers.Sgd(1.0).on_server(),
             aggregator=mean(over_holders=("item",)),
         ),
         "run a",

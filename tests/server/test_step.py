@@ -3,12 +3,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
+from partwise import optimizers
 from partwise.model.partition import frozen, keyed, partition
 from partwise.model.spec import Model
-from partwise.server import optimizers
+from partwise.parts.declare import find, names
+from partwise.schedules import Linear
 from partwise.server.step import (
     ServerState,
     init_state,
@@ -19,7 +20,6 @@ from partwise.server.step import (
     take_rows,
     trainable,
 )
-from partwise.types import UserError
 
 RATE = 0.3
 START = {
@@ -94,11 +94,11 @@ def yogi(x, gradients):
 @pytest.mark.parametrize(
     ("optimizer", "by_hand"),
     [
-        (optimizers.sgd(RATE), sgd),
-        (optimizers.sgd(RATE, momentum=0.9), momentum),
-        (optimizers.adagrad(RATE), adagrad),
-        (optimizers.adam(RATE), adam),
-        (optimizers.yogi(RATE), yogi),
+        (optimizers.Sgd(RATE).on_server(), sgd),
+        (optimizers.Sgd(RATE, momentum=0.9).on_server(), momentum),
+        (optimizers.Adagrad(RATE).on_server(), adagrad),
+        (optimizers.Adam(RATE).on_server(), adam),
+        (optimizers.Yogi(RATE).on_server(), yogi),
     ],
     ids=["sgd", "momentum", "adagrad", "adam", "yogi"],
 )
@@ -113,7 +113,7 @@ def test_steps_equal_the_published_formulas(parts, optimizer, by_hand):
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
-    optimizer = optimizers.make_optimizer(name, RATE)
+    optimizer = find(optimizers.Optimizer, name)(RATE).on_server()
     assert optimizer.rows == "exact"
     before, after = start(parts, optimizer), run(parts, optimizer)
     np.testing.assert_array_equal(after.params["table"][1], before.params["table"][1])
@@ -124,7 +124,11 @@ def test_rows_that_nobody_sent_keep_value_and_state(parts, name):
 
 @pytest.mark.parametrize(
     "optimizer",
-    [optimizers.sgd(RATE, momentum=0.9), optimizers.adam(RATE), optimizers.yogi(RATE)],
+    [
+        optimizers.Sgd(RATE, momentum=0.9).on_server(),
+        optimizers.Adam(RATE).on_server(),
+        optimizers.Yogi(RATE).on_server(),
+    ],
     ids=["momentum", "adam", "yogi"],
 )
 def test_optimizers_that_move_unsent_rows_do_not_claim_otherwise(parts, optimizer):
@@ -135,9 +139,9 @@ def test_optimizers_that_move_unsent_rows_do_not_claim_otherwise(parts, optimize
     assert not np.array_equal(once.params["table"][0], twice.params["table"][0])
 
 
-@pytest.mark.parametrize("name", sorted(optimizers.OPTIMIZERS))
+@pytest.mark.parametrize("name", names(optimizers.Optimizer))
 def test_nothing_moves_when_nobody_reported(parts, name):
-    optimizer = optimizers.make_optimizer(name, RATE)
+    optimizer = find(optimizers.Optimizer, name)(RATE).on_server()
     before = run(parts, optimizer, MEANS[:1])
     mean = {path: jnp.full(before.params[path].shape, jnp.nan) for path in ("table", "bias")}
     after = step(before, optimizer, mean, jnp.asarray(False))
@@ -145,22 +149,10 @@ def test_nothing_moves_when_nobody_reported(parts, name):
         np.testing.assert_array_equal(old, new)
 
 
-def test_unknown_optimizer_and_unknown_setting():
-    with pytest.raises(UserError, match=r"unknown server optimizer 'adagrat' \(nearest: adagrad"):
-        optimizers.make_optimizer("adagrat", 0.1)
-    with pytest.raises(
-        UserError, match=r"unknown setting of the server optimizer 'sgd' 'b1' \(known: momentum"
-    ):
-        optimizers.make_optimizer("sgd", 0.1, b1=0.9)
-    with pytest.raises(UserError, match=r"unknown setting of the server optimizer 'lazy_adam' 'beta'"):
-        optimizers.make_optimizer("lazy_adam", 0.1, beta=0.9)
-    assert optimizers.make_optimizer("adagrad", 0.1, epsilon=1e-3).rows == "exact"
-
-
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_step_on_the_rows_of_a_cohort_equals_the_step_on_the_table(parts, name):
     """map_tables takes rows out and puts them back, of the table and of its optimizer state alike."""
-    optimizer = optimizers.make_optimizer(name, RATE)
+    optimizer = find(optimizers.Optimizer, name)(RATE).on_server()
     rows = np.array([0, 2, 3, 4])  # 4 does not exist: padding
     state = start(parts, optimizer)
     for mean in MEANS:
@@ -194,7 +186,7 @@ def as_floats(arrays):
 def test_lazy_steps_by_hand(parts, name, by_hand):
     """Asked in every round: the published formula. In none: nothing. In the second only: its moments begin then,
     but the bias is corrected for two rounds. What is shared is stepped as ever."""
-    optimizer = optimizers.make_optimizer(name, RATE)
+    optimizer = find(optimizers.Optimizer, name)(RATE).on_server()
     assert optimizer.rows == "asked"
     state = start(parts, optimizer)
     for mean, rows in zip(MEANS, ([0, 2], [0, 2, 3]), strict=True):
@@ -216,7 +208,7 @@ def test_lazy_steps_by_hand(parts, name, by_hand):
 @pytest.mark.parametrize(("name", "by_hand"), LAZY)
 def test_a_row_that_is_not_asked_for_again_rests_with_its_moments(parts, name, by_hand):
     """The dense namesake moves it on; the lazy one keeps every bit, until it is asked for again."""
-    optimizer, active = optimizers.make_optimizer(name, RATE), jnp.asarray(True)
+    optimizer, active = find(optimizers.Optimizer, name)(RATE).on_server(), jnp.asarray(True)
     both, rest = {"item": jnp.array([0, 2])}, {"item": jnp.array([2])}
     once = step_rows(parts, optimizer, start(parts, optimizer), both, as_floats(MEANS[0]), active)
     twice = step_rows(parts, optimizer, once, rest, as_floats(MEANS[1]), active)
@@ -229,18 +221,18 @@ def test_a_row_that_is_not_asked_for_again_rests_with_its_moments(parts, name, b
 
 @pytest.mark.parametrize("name", ["adam", "yogi"])
 def test_lazy_equals_dense_where_all_rows_are_asked_for(parts, name):
-    lazy, everything = optimizers.make_optimizer(f"lazy_{name}", RATE), {"item": jnp.arange(4)}
+    lazy, everything = find(optimizers.Optimizer, f"lazy_{name}")(RATE).on_server(), {"item": jnp.arange(4)}
     state = start(parts, lazy)
     for mean in MEANS:
         state = step_rows(parts, lazy, state, everything, as_floats(mean), jnp.asarray(True))
-    dense = run(parts, optimizers.make_optimizer(name, RATE))
+    dense = run(parts, find(optimizers.Optimizer, name)(RATE).on_server())
     for expected, found in zip(*map(jax.tree_util.tree_leaves, (dense, state)), strict=True):
         np.testing.assert_array_equal(found, expected)
 
 
 def test_rate_schedule_counts_on_when_rows_are_put_back(parts):
     """A decaying server rate is plain SGD to a row, but its counter must not be lost with the rows."""
-    optimizer = optimizers.sgd(optax.linear_schedule(1.0, 0.0, 10))
+    optimizer = optimizers.Sgd(1.0, schedule=Linear(rounds=10)).on_server()
     state = start(parts, optimizer)
     part = map_tables(parts, optimizer, lambda leaf, space: leaf, state)
     part = step(part, optimizer, {k: jnp.asarray(v, jnp.float32) for k, v in MEANS[0].items()}, True)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
@@ -15,7 +16,6 @@ from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import Metric
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.server import optimizers
 from partwise.server.messages import send
 from partwise.simulation import evaluator as evaluate
 from partwise.simulation.evaluator import Evaluator
@@ -35,7 +35,7 @@ def build():
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(3, 2), rates["recon"]),
         update=update.by_steps(Schedule(3), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
 

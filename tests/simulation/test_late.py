@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
@@ -17,9 +18,9 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
+from partwise.parts.declare import find
 from partwise.randomness import INIT_ROUND, round_rng
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, recruit
 from partwise.server.mean import mean
 from partwise.server.messages import send
@@ -61,7 +62,7 @@ def recon(biased_model):
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
 
@@ -73,7 +74,7 @@ def average(biased_model):
         model,
         parts,
         update=update.by_steps(Schedule(4, 2), rates["update"]),
-        optimizer=optimizers.adam(rates["server"] / 8),
+        optimizer=optimizers.Adam(rates["server"] / 8).on_server(),
         aggregator=mean(over_holders=("user",)),
     )
 
@@ -87,7 +88,7 @@ def select(biased_model):
         parts,
         choose={"item": parse_choice("sample:4"), "user": parse_choice("all")},
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.make_optimizer("lazy_adam", rates["server"] / 8),
+        optimizer=find(optimizers.Optimizer, "lazy_adam")(rates["server"] / 8).on_server(),
     )
 
 

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import frozen, keyed, local, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, poisson, recruit
 from partwise.simulation import loop
 from partwise.simulation.loop import Simulation
@@ -38,7 +38,7 @@ def build(model):
         split=split.halves(),
         reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
 
@@ -159,7 +159,7 @@ def test_where_nothing_is_keyed_nothing_is_told_of_serving(model, store):
         split=split.halves(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
     for make in (simulate, _plain):
         _, (record,) = finish(make(shared_only, store))
@@ -247,7 +247,7 @@ def test_keys_may_be_whole_numbers_of_any_width(make_ratings, biased_model, kind
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(8), rates["update"]),
-        optimizer=optimizers.adam(rates["server"]),
+        optimizer=optimizers.Adam(rates["server"]).on_server(),
     )
     store = make_ratings([5, 5], 120, seed=1, distinct=4)
     narrow = type(store)(

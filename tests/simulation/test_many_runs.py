@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting, poisson
 from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
@@ -35,7 +35,7 @@ def build():
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(2, 2), 0.2),
         update=update.by_steps(Schedule(2), rates["update"]),
-        optimizer=optimizers.adagrad(rates["server"]),
+        optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
 from partwise.server.private_sum import Door, private
@@ -34,11 +34,11 @@ def parts(biased_model):
     return model, partition(model, {"item/*": keyed("item")})
 
 
-def builder(parts, optimizer=optimizers.sgd, aggregator=None):
+def builder(parts, optimizer=optimizers.Sgd, aggregator=None):
     return lambda rates: fed_avg(
         *parts,
         update=update.by_steps(Schedule(4), rates["update"]),
-        optimizer=optimizer(rates["server"]),
+        optimizer=optimizer(rates["server"]).on_server(),
         aggregator=aggregator or mean(),
     )
 
@@ -129,8 +129,10 @@ def test_with_privacy_no_norm_is_recorded(parts, store, make):
 @pytest.mark.parametrize("make", [compiled, plain])
 def test_an_optimizer_state_that_is_not_finite_ends_the_run(parts, store, make):
     """Adagrad would divide by infinity from then on: finite parameters that never move again."""
-    adagrad = lambda rate: optimizers.adagrad(rate)._replace(
-        transform=optimizers.adagrad(rate, initial_accumulator=3.4e38).transform
+    adagrad = lambda rate: (
+        optimizers.Adagrad(rate)
+        .on_server()
+        ._replace(transform=optimizers.Adagrad(rate, initial_accumulator=3.4e38).on_server().transform)
     )
     data = enlarged(store, 3, 3e22)  # an update of about 1e17, whose squares fill what is left
     with pytest.raises(DivergedError, match=r"optimizer state is no longer finite after round 1.*'?dan"):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from partwise import Setting, Task, train
+from partwise import Setting, Task, optimizers, train
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
@@ -20,7 +20,6 @@ from partwise.metrics import area_under_curve
 from partwise.model.partition import keyed, local, partition
 from partwise.model.spec import auc
 from partwise.randomness import EVALUATION_ROUND, round_rng
-from partwise.server import optimizers
 from partwise.server.messages import send
 from partwise.simulation import evaluator as evaluate
 from partwise.simulation.evaluator import Evaluator
@@ -43,14 +42,16 @@ def reconstructing(rates):
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(3, 2), 0.1),
         update=update.by_steps(Schedule(3), 0.1),
-        optimizer=optimizers.sgd(1.0),
+        optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
 
 def averaging(rates):
     model = ranked(len(COUNTS))
     parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
-    return fed_avg(model, parts, update=update.by_steps(Schedule(3), 0.1), optimizer=optimizers.sgd(1.0))
+    return fed_avg(
+        model, parts, update=update.by_steps(Schedule(3), 0.1), optimizer=optimizers.Sgd(1.0).on_server()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition, shared
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean
 from partwise.simulation import loop
@@ -38,7 +38,7 @@ def recon_by_steps(biased_model):
         split=split.alternate(2),
         reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.sgd(rates["server"]),
+        optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
 
@@ -51,7 +51,7 @@ def recon_by_solving(biased_model):
         split=split.halves(),
         reconstruct=reconstruct.by_solving(rates["recon"], batch_size=4),
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.adagrad(rates["server"]),
+        optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 
 
@@ -62,7 +62,7 @@ def averaging(biased_model):
         model,
         parts,
         update=update.by_steps(Schedule(4, 2), rates["update"]),
-        optimizer=optimizers.adam(rates["server"]),
+        optimizer=optimizers.Adam(rates["server"]).on_server(),
     )
 
 
@@ -253,7 +253,7 @@ def test_an_aggregator_that_ignores_padding_counts_no_empty_lane(biased_model, m
             split=split.none(),
             reconstruct=reconstruct.skip(),
             update=update.by_steps(Schedule(4), rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
             aggregator=mean(lambda report: jnp.ones(())),
         )
 

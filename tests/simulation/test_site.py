@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
@@ -18,7 +19,6 @@ from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.psi import float16, int8, take
 from partwise.selection.choose import parse_choice
 from partwise.selection.key_heat import count_heats
-from partwise.server import optimizers
 from partwise.server.encoding import fixed_point
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
 from partwise.server.mean import mean, uniform
@@ -70,7 +70,7 @@ def make(biased_model, store):
             split=split.alternate(2),
             reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
             update=update.by_steps(Schedule(3), rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
     def average(aggregator, algorithm=fed_avg, **options):
@@ -78,7 +78,7 @@ def make(biased_model, store):
             with_users,
             two_spaces,
             update=update.by_steps(Schedule(4), rates["update"]),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
             aggregator=aggregator,
             **options,
         )
@@ -95,7 +95,7 @@ def make(biased_model, store):
             schedule=Schedule(4),
             rate=rates["update"],
             num_clients=len(COUNTS),
-            optimizer=optimizers.sgd(rates["server"]),
+            optimizer=optimizers.Sgd(rates["server"]).on_server(),
             choose={"item": parse_choice(item)},
         )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from partwise import tree
+from partwise import optimizers, tree
 from partwise.algorithms.fed_per import fed_per
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_recon import fed_recon
@@ -16,7 +16,7 @@ from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.client.through import Through
 from partwise.model.partition import keyed, local, partition, shared
-from partwise.server import optimizers
+from partwise.parts.declare import find
 from partwise.server.cohort import Recruiting
 from partwise.simulation.evaluator import Evaluator
 from partwise.simulation.loop import Simulation
@@ -33,16 +33,14 @@ def build_for(model, way, optimizer):
     parts = partition(model, {"user": local("learned"), "item/*": keyed("item")})
 
     def build(rates):
-        client = (
-            optimizers.make_optimizer("adam", rates["update"]).transform if optimizer else rates["update"]
-        )
+        client = optimizers.Adam(rates["update"]).on_client() if optimizer else rates["update"]
         return fed_recon(
             model,
             parts,
             split=split.alternate(2),
             reconstruct=WAYS[way](rates),
             update=update.by_steps(Schedule(4), client),
-            optimizer=optimizers.make_optimizer(optimizer or "sgd", rates["server"]),
+            optimizer=find(optimizers.Optimizer, optimizer or "sgd")(rates["server"]).on_server(),
         )
 
     return build
@@ -78,7 +76,7 @@ def test_training_in_16_bits_is_training_in_32_but_for_rounding(
 
 def procedures(rates):
     """All ways to train and rebuild that have arithmetic of their own, as (local part, what the client does)."""
-    schedule, adam = Schedule(4), optimizers.make_optimizer("adam", rates["update"]).transform
+    schedule, adam = Schedule(4), optimizers.Adam(rates["update"]).on_client()
     pulled = lambda optimizer: reconstruct.by_steps(schedule, optimizer, rates["pull"])
     solved = reconstruct.by_solving(rates["pull"])
     steps = update.by_steps(schedule, rates["update"])
@@ -117,7 +115,7 @@ def test_every_procedure_works_in_16_bits(biased_model, make_ratings, name):
             role, make, given = procedures(rates)[name]
             parts = partition(model, {"user": role, "item/*": keyed("item")})
             more = {"split": split.alternate(2)} if make is fed_recon else {}
-            return make(model, parts, optimizer=optimizers.sgd(rates["server"]), **given, **more)
+            return make(model, parts, optimizer=optimizers.Sgd(rates["server"]).on_server(), **given, **more)
 
         simulation = Simulation(build, RATES, store, Recruiting(4), lanes=2)
         list(simulation.run(2))

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, partition
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.fleet.counting import Buffer
 from partwise.simulation.late_loop import ScheduledSimulation
@@ -38,13 +38,13 @@ def setting():
 
 
 def averaging(rates):
-    optimizer = optimizers.adagrad(rates["server"])
+    optimizer = optimizers.Adagrad(rates["server"]).on_server()
     return fed_avg(*setting(), update=update.by_steps(Schedule(5), rates["update"]), optimizer=optimizer)
 
 
 def scaffolding(rates):
     given = {"schedule": Schedule(5), "rate": rates["update"], "num_clients": CLIENTS}
-    return scaffold(*setting(), optimizer=optimizers.sgd(rates["server"]), **given)
+    return scaffold(*setting(), optimizer=optimizers.Sgd(rates["server"]).on_server(), **given)
 
 
 def compiled(build, tables):

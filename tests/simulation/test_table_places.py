@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
@@ -13,8 +14,8 @@ from partwise.algorithms.scaffold import scaffold
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition
+from partwise.parts.declare import find
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation import evaluator, lanes, table_places
 from partwise.simulation.evaluator import Evaluator
@@ -45,7 +46,7 @@ def reconstructing(optimizer="adagrad", num_items=USED, dim=3):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(6), rates["update"]),
-        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+        optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
 
@@ -58,7 +59,7 @@ def selecting(optimizer="adagrad", **choose):
         parts,
         choose={space: parse_choice(text) for space, text in choose.items()},
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+        optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
 
@@ -87,7 +88,7 @@ def scaffolding(store, optimizer="sgd"):
         schedule=Schedule(3),
         rate=rates["update"],
         num_clients=store.num_clients,
-        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+        optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
 

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import reconstruct, split, update
 from partwise.client.batches import Schedule
 from partwise.model.partition import keyed, local, partition
+from partwise.parts.declare import find
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.loop import Simulation
 from partwise.simulation.many_runs import Sweep
@@ -41,7 +42,7 @@ def reconstructing(num_items, dim, optimizer):
         split=split.none(),
         reconstruct=reconstruct.skip(),
         update=update.by_steps(Schedule(6), rates["update"]),
-        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+        optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
 
@@ -54,7 +55,7 @@ def selecting(optimizer, **choose):
         parts,
         choose={space: parse_choice(text) for space, text in choose.items()},
         update=update.by_steps(Schedule(3), rates["update"]),
-        optimizer=optimizers.make_optimizer(optimizer, rates["server"]),
+        optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.client.batches import Schedule
 from partwise.client.update import by_steps
 from partwise.model.partition import keyed, partition
+from partwise.parts.declare import find
 from partwise.selection.choose import parse_choice
-from partwise.server import optimizers
 from partwise.server.cohort import Recruiting
 from partwise.simulation.fleet.counting import Buffer
 from partwise.simulation.late_loop import ScheduledSimulation
@@ -31,7 +32,7 @@ def store(make_ratings):
 
 def steps(optimizer):
     return lambda rates: by_steps(
-        Schedule(3), optimizers.make_optimizer(optimizer, rates["update"]).transform
+        Schedule(3), find(optimizers.Optimizer, optimizer)(rates["update"]).on_server().transform
     )
 
 
@@ -49,7 +50,7 @@ def build_for(name, keys):
     choose = {"item": parse_choice(keys)}
 
     def build(rates):
-        given = {"optimizer": optimizers.sgd(rates["server"]), "choose": choose}
+        given = {"optimizer": optimizers.Sgd(rates["server"]).on_server(), "choose": choose}
         if name == "prox":
             return fed_prox(
                 model,

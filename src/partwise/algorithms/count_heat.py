@@ -37,9 +37,9 @@ from partwise.data.heat_gaussian import Counted
 from partwise.metrics import Sums
 from partwise.model.partition import Partition, Role, keyed, partition
 from partwise.model.spec import Batch, Metric, Model, lookup
+from partwise.optimizers import Sgd
 from partwise.randomness import child
 from partwise.server.mean import uniform, weighted
-from partwise.server.optimizers import sgd
 from partwise.server.private_sum import private
 from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Setting, Task
@@ -107,7 +107,7 @@ def count_keys(setting: Setting, aggregator: Aggregator, most: int | None = None
         personalize=lambda client, start: start,
         evaluate=lambda client: evaluate(client, begin(client), everything),
         aggregator=aggregator,
-        optimizer=sgd(1.0),
+        optimizer=Sgd(1.0).on_server(),
         choose=choices(setting.partition),
     )
 

@@ -29,9 +29,9 @@ from partwise.config.settings import Config
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.selection.choose import Choice
 from partwise.server.mean import mean
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Setting, Task, defaults_for
 from partwise.types import UserError

@@ -47,10 +47,10 @@ from partwise.config.parts import (
 from partwise.config.settings import Config
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server.mean import mean
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Task
 from partwise.types import UserError

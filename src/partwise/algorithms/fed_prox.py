@@ -31,8 +31,8 @@ from partwise.config.settings import Config, Own
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.selection.choose import Choice
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting, Task
 from partwise.types import Limits

@@ -36,10 +36,10 @@ from partwise.data.store import ClientStore
 from partwise.metrics import Measured, zero_sums
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.randomness import child
 from partwise.selection.choose import Choice
 from partwise.server.mean import mean
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator, Report
 from partwise.tasks.base import Setting, Task, algorithm_of
 from partwise.types import Limits, UserError

@@ -17,9 +17,9 @@ from partwise.client.update import Update
 from partwise.config.settings import Config
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.selection.choose import Choice
 from partwise.server.mean import mean, uniform
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator
 from partwise.tasks.base import Task
 from partwise.types import UserError

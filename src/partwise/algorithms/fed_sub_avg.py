@@ -20,9 +20,9 @@ from partwise.data.heat import Heat
 from partwise.data.store import ClientStore
 from partwise.model.partition import Partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.server.heat_mean import estimated_sub_mean, sub_mean
 from partwise.server.mean import Weigh, uniform
-from partwise.server.optimizers import ServerOptimizer
 from partwise.tasks.base import Setting, Task
 from partwise.types import UserError
 

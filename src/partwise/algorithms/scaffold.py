@@ -37,9 +37,9 @@ from partwise.config.settings import Config, Own
 from partwise.model.partition import Partition
 from partwise.model.partition import partition as make_partition
 from partwise.model.spec import Model
+from partwise.optimizers import ServerOptimizer
 from partwise.selection.choose import Choice
 from partwise.server.mean import mean, uniform
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.total import Aggregator, Carried, Report, Total
 from partwise.tasks.base import Task
 from partwise.types import UserError

@@ -16,18 +16,19 @@ from partwise.client.batches import Schedule
 from partwise.client.through import Through
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
-from partwise.config.schedules import make_schedule_of_rate
+from partwise.config.schedules import read_schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
 from partwise.data.ragged import offsets, owners, ranks
 from partwise.data.store import ClientStore
 from partwise.model.columns import masked
 from partwise.model.spec import Model, one_per_example
+from partwise.optimizers import Optimizer, ServerOptimizer
+from partwise.parts.declare import declarations, find, names
 from partwise.selection.choose import Choice, parse_choice
 from partwise.selection.key_heat import count_heats
 from partwise.server import heat_mean, mean
 from partwise.server.cohort import Recruiting, parse_sampling
-from partwise.server.optimizers import OPTIMIZERS, ServerOptimizer, make_optimizer
 from partwise.server.private_sum import filtered, private
 from partwise.server.total import Aggregator
 from partwise.tasks.base import Setting
@@ -41,7 +42,7 @@ HEATS = (
 # All values of settings of which some algorithm takes only a part (`needs`).
 VALUES: Mapping[str, Iterable[str]] = {
     "update.method": ("steps", "solve", "through"),
-    "update.optimizer": OPTIMIZERS,
+    "update.optimizer": names(Optimizer),
     "reconstruct.method": ("steps", "solve", "skip"),
     "split.kind": ("alternate", "random", "halves", "last", "none"),
     "evaluation_split.kind": ("same", "alternate", "random", "halves", "last", "none"),
@@ -104,7 +105,7 @@ def make_through(config: Config, rates: Mapping[str, Any]) -> Through:
 def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | None:
     """What a client does to the shared and keyed parts before it is evaluated; None for nothing."""
     part = config.fine_tune
-    optimizer = make_client_optimizer(part.optimizer, rates["fine_tune"])
+    optimizer = make_optimizer("fine_tune", part.optimizer, rates["fine_tune"]).on_client()
     if part.max_steps == 0:
         return None
     schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
@@ -132,39 +133,37 @@ def make_evaluation_split(config: Config) -> split.Split:
     return make_split(dataclasses.replace(config.split, kind="alternate") if trained else config.split)
 
 
-def make_client_optimizer(name: str, rate: Any) -> Any:
-    """The optimizer with this name. For SGD, this is just the rate."""
-    if name not in OPTIMIZERS:
-        raise unknown("client optimizer", name, OPTIMIZERS)
-    optimizer = make_optimizer(name, rate)
-    if optimizer.rows == "asked":
-        raise UserError(
-            f"'{name}' is an optimizer of the server, which knows the rows that its clients asked for; "
-            f"on a client use {name.removeprefix('lazy_')}"
-        )
-    return rate if name == "sgd" else optimizer.transform
+def make_optimizer(
+    key: str, name: str, rate: Any, schedule: str = "constant", rounds: int = 0, **settings: Any
+) -> Optimizer:
+    """The optimizer that a setting names, with its schedule for a run of so many rounds."""
+    if name not in names(Optimizer):
+        raise unknown(f"value of {key}.optimizer", name, names(Optimizer))
+    found = find(Optimizer, name)
+    known = {n: a for n, a in declarations(found).items() if n not in ("learning_rate", "schedule")}
+    for setting in settings:
+        if setting not in known:
+            raise unknown(f"setting of the optimizer '{name}'", setting, known)
+    settings = {n: known[n].read(value, f"{key}.settings.{n}") for n, value in settings.items()}
+    factor = read_schedule(f"{key}.schedule", schedule, rounds)
+    return found(rate, schedule=factor, **settings)  # pyright: ignore[reportCallIssue, reportReturnType]
 
 
 def make_scheduled(
     config: Config, rates: Mapping[str, Any], section: Literal["update", "reconstruct"]
 ) -> Any:
-    """A section's client optimizer; if its rate has a schedule, a function of the round that gives it. Without a
-    round, as in an evaluation, the rate is as it is."""
-    part, rate = getattr(config, section), rates[section]
-    factor = make_schedule_of_rate(f"{section}.schedule", part.schedule, config.rounds)
-    if factor is None:
-        return make_client_optimizer(part.optimizer, rate)
-    at = lambda number: rate if number is None else rate * factor(number)
-    return lambda number: make_client_optimizer(part.optimizer, at(number))
+    """A section's client optimizer."""
+    part = getattr(config, section)
+    return make_optimizer(section, part.optimizer, rates[section], part.schedule, config.rounds).on_client()
 
 
 def make_server_optimizer(config: Config, rates: Mapping[str, Any]) -> ServerOptimizer:
     """The server's optimizer with its schedule."""
-    rate = rates["server"]
-    factor = make_schedule_of_rate("server.schedule", config.server.schedule, config.rounds)
-    if factor is not None:
-        rate = lambda count, rate=rate: rate * factor(count)
-    return make_optimizer(config.server.optimizer, rate, **config.server.settings)
+    part = config.server
+    made = make_optimizer(
+        "server", part.optimizer, rates["server"], part.schedule, config.rounds, **part.settings
+    )
+    return made.on_server()
 
 
 def make_aggregator(

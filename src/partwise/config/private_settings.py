@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from partwise.config.settings import Config
+from partwise.optimizers import Optimizer
+from partwise.parts.declare import find
 from partwise.server.cohort import parse_sampling
-from partwise.server.optimizers import make_optimizer
 from partwise.types import UserError, unknown
 
 CORRELATED = ("blt", "banded")  # mechanisms whose noise takes back some of the noise before
@@ -52,7 +53,7 @@ def _check_server(config: Config) -> None:
             f"privacy.heat = {config.privacy.heat} would have no effect: server.mean = {server.mean} reads no "
             f"heat. Leave it out, or set server.mean=heat"
         )
-    if make_optimizer(server.optimizer, 1.0, **server.settings).rows == "asked":
+    if find(Optimizer, server.optimizer)().rows == "asked":  # pyright: ignore[reportAttributeAccessIssue]
         raise UserError(
             f"server.optimizer = {server.optimizer} moves only rows that were asked for, which shows which they "
             f"are: with privacy.clip, use {server.optimizer.removeprefix('lazy_')}"

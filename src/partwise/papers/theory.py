@@ -23,6 +23,7 @@ from partwise.data.heat import count_heat, summarize
 from partwise.data.store import ClientStore
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Model, lookup
+from partwise.optimizers import Sgd
 from partwise.papers.conditioning import Conditioning
 from partwise.papers.sparse_conditioning import logistic_conditioning
 from partwise.runs.picture import INK, QUIET, save_picture
@@ -30,7 +31,6 @@ from partwise.runs.train import OnStatus, Status
 from partwise.selection.key_heat import count_heats
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
-from partwise.server.optimizers import sgd
 from partwise.simulation.loop import Simulation
 from partwise.tasks import PAPER, load_task
 
@@ -78,7 +78,10 @@ def example1(corrected: bool, progress: OnStatus, rounds: int = ROUNDS) -> np.nd
     heats = count_heats(store, roles)
 
     def build(rates: Mapping[str, Any]):
-        parts = {"update": by_steps(Schedule(batch_size=2), rates["update"]), "optimizer": sgd(1.0)}
+        parts = {
+            "update": by_steps(Schedule(batch_size=2), rates["update"]),
+            "optimizer": Sgd(1.0).on_server(),
+        }
         if corrected:
             return fed_sub_avg(model, roles, heats=heats, **parts)
         return fed_avg(model, roles, aggregator=mean(uniform), **parts)

@@ -17,11 +17,11 @@ import numpy as np
 from partwise.data.ragged import pad_to_power
 from partwise.metrics import Sums
 from partwise.model.partition import Partition
+from partwise.optimizers import ServerOptimizer
 from partwise.programs import jit
 from partwise.randomness import child
 from partwise.selection.serving import Demand
 from partwise.server.messages import About, Invitation, about, send, write_invitation
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.refusals import Refused, norm_of, wrong_keys, wrong_place, wrong_values
 from partwise.server.report_form import ReportForm
 from partwise.server.step import ServerState, is_finite, put_rows, step, take_rows

@@ -12,7 +12,7 @@ import optax
 
 from partwise import tree
 from partwise.model.partition import Partition
-from partwise.server.optimizers import ServerOptimizer
+from partwise.optimizers import ServerOptimizer
 
 
 class ServerState(NamedTuple):

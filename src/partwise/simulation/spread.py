@@ -17,8 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from partwise.model.partition import Partition
+from partwise.optimizers import ServerOptimizer
 from partwise.randomness import AXIS
-from partwise.server.optimizers import ServerOptimizer
 from partwise.server.step import ServerState, map_tables, put_rows, take_rows
 from partwise.simulation.exchange import added_up, put_everywhere, to_host
 from partwise.tree import num_bytes
