@@ -7,6 +7,8 @@ import resource
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -133,6 +135,24 @@ def test_any_other_failure_leaves_the_previous_file_too(tmp_path):
         checkpoint.write_atomically(path, write)
     assert path.read_bytes() == b"before"
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_threads_that_write_one_file_at_a_time_both_succeed(tmp_path):
+    """A server's own thread and whoever calls it may end a run at the same moment."""
+    both = threading.Barrier(2, timeout=60)
+
+    def write(text):
+        def fill(file):
+            both.wait()
+            file.write(text)
+            both.wait()
+
+        checkpoint.write_atomically(tmp_path / "file", fill)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, (b"one", b"other")))
+    assert (tmp_path / "file").read_bytes() in (b"one", b"other")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_folder_that_cannot_be_made_is_a_user_error(tmp_path):

@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,9 +190,9 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
 
 def write_atomically(path: Path, write: Callable[[Any], Any], mode: int = 0o666) -> None:
     """Let `write` fill a file. It gets its name only when it is complete and on the disk. `mode` sets who may
-    read it, from its first byte on."""
+    read it, from its first byte on. If several threads or processes write it at a time, the last one wins."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

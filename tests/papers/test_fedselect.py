@@ -24,7 +24,7 @@ TAGS = [f"tag{k}" for k in range(8)]
 
 @pytest.fixture(scope="module")
 def stackexchange(tmp_path_factory):
-    """A dump of 60 users with three questions each, as `posts.parquet`."""
+    """A dump of 60 users with three questions each, and a comment, as Parquet."""
     rng, rows = np.random.default_rng(0), []
     for number in range(180):
         words = [f"w{k}" for k in np.minimum(rng.zipf(1.3, 30), 400)]
@@ -36,6 +36,8 @@ def stackexchange(tmp_path_factory):
     columns["ParentId"] = pa.array(columns["ParentId"], pa.int64())
     folder = tmp_path_factory.mktemp("stackexchange")
     pyarrow.parquet.write_table(pa.table({"Site": ["beer"] * 180, **columns}), folder / "posts.parquet")
+    comment = {"Site": ["beer"], "Id": [1], "CreationDate": ["2021-01-01T00:00:00.000"], "Text": ["so it is"]}
+    pyarrow.parquet.write_table(pa.table({**comment, "UserId": [1]}), folder / "comments.parquet")
     return folder
 
 

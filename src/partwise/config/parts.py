@@ -16,7 +16,7 @@ from partwise.client.batches import Schedule
 from partwise.client.through import Through
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
-from partwise.config.schedules import read_schedule
+from partwise.config.schedule_text import read_schedule
 from partwise.config.settings import Config, SplitConfig
 from partwise.data.heat import Heat
 from partwise.data.ragged import offsets, owners, ranks

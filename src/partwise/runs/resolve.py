@@ -21,8 +21,8 @@ from partwise.algorithms.registry import (
 )
 from partwise.config.options import explain_options, read_options
 from partwise.config.private_settings import CORRELATED
-from partwise.config.schedules import spans_rounds
-from partwise.config.schedules import written as as_values
+from partwise.config.schedule_text import spans_rounds
+from partwise.config.schedule_text import written as as_values
 from partwise.config.settings import Config
 from partwise.runs.document import to_plain
 from partwise.runs.fingerprint import PARTS, differences, fingerprint

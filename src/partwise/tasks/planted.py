@@ -39,7 +39,7 @@ DEFAULTS = {
     "fed_yogi": ADAPTIVE,
     "fed_adagrad": {"server.rate": 1.0},
     **dict.fromkeys(("fed_sub_avg", "fed_per", "lg_fed_avg"), COMMON),
-    "fed_prox": {"update.rate": 0.2, "server.rate": 1.0},
+    "fed_prox": {"server.rate": 1.0},
     "central": {**ratings.CENTRAL, "server.settings.decay": 0.02, "reconstruct.pull": 0.5},
 }
 

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from partwise.config.schedules import read_schedule, spans_rounds, written
+from partwise.config.schedule_text import read_schedule, spans_rounds, written
 from partwise.config.settings import Config
 from partwise.types import UserError
 
