@@ -12,7 +12,7 @@ from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.server.cohort import Recruiting
 from partwise.server.messages import send
@@ -47,7 +47,7 @@ def test_shared_statistics_are_the_mean_of_the_clients_running_ones(store):
     build = lambda rates: fed_avg(
         model,
         pw.partition(model, {}),
-        update=update.by_steps(Schedule(4), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
     simulation = Simulation(build, {}, store, Recruiting(3), lanes=3)
@@ -66,8 +66,8 @@ def test_local_statistics_become_the_clients_own_and_never_leave_it(store):
         model,
         roles,
         split=split.none(),
-        reconstruct=reconstruct.by_steps(Schedule(4, 60), 0.1),
-        update=update.by_steps(Schedule(4), 0.1),
+        reconstruct=reconstruct.by_steps(Batches(4, 60), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
     simulation = Simulation(build, {}, store, Recruiting(3), lanes=3)

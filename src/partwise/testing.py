@@ -18,7 +18,7 @@ from jax.core import Tracer
 from partwise import tree
 from partwise.algorithm import Build
 from partwise.algorithms.fed_avg import fed_avg
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.check_model import check_neighbours, moved, of_each
 from partwise.client.update import by_steps
 from partwise.data.store import ClientStore
@@ -312,7 +312,7 @@ def _check_rounds(aggregator: Aggregator, tol: float) -> None:
     build = lambda rates: fed_avg(
         model,
         parts,
-        update=by_steps(Schedule(2), rates["update"]),
+        update=by_steps(Batches(2), rates["update"]),
         optimizer=Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )

@@ -12,7 +12,7 @@ from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.scaffold import historical, scaffold
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.update import by_steps
 from partwise.device import Device
 from partwise.selection.choose import parse_choice
@@ -76,7 +76,7 @@ def proximal(model, parts, mu):
         model,
         parts,
         mu=mu,
-        schedule=Schedule(BATCH, 2),
+        schedule=Batches(BATCH, 2),
         client_optimizer=rates["update"],
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
@@ -87,7 +87,7 @@ def controlled(model, parts, num_clients=5, choose=None):
     return lambda rates: scaffold(
         model,
         parts,
-        schedule=Schedule(BATCH),
+        schedule=Batches(BATCH),
         rate=rates["update"],
         num_clients=num_clients,
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
@@ -114,7 +114,7 @@ def test_fed_prox_without_pull_is_fed_avg(sparse_model, sparse_parts, sparse_sto
     plain = lambda rates: fed_avg(
         sparse_model,
         sparse_parts,
-        update=by_steps(Schedule(BATCH, 2), rates["update"]),
+        update=by_steps(Batches(BATCH, 2), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
     )
@@ -208,7 +208,7 @@ def test_a_round_without_a_rate_changes_nothing(sparse_model, sparse_parts, spar
         return scaffold(
             sparse_model,
             sparse_parts,
-            schedule=Schedule(BATCH),
+            schedule=Batches(BATCH),
             rate=lambda number: rates["update"] * (number != 1),
             num_clients=5,
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
@@ -239,7 +239,7 @@ def test_historical_updates_by_hand(sparse_model, sparse_parts, sparse_store):
     build = lambda rates: fed_avg(
         sparse_model,
         sparse_parts,
-        update=by_steps(Schedule(BATCH), rates["update"]),
+        update=by_steps(Batches(BATCH), rates["update"]),
         optimizer=historical(optimizers.Sgd(rates["server"]).on_server(), COHORT, 5),
         aggregator=mean(uniform),
     )

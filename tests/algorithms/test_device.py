@@ -12,7 +12,7 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.evaluate import BATCH
 from partwise.device import Device, ask
 from partwise.model.partition import frozen, keyed, local, partition
@@ -50,7 +50,7 @@ def algorithm_for(model: Model):
         partition(model, rules),
         split=split.alternate(2),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(4), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
@@ -154,7 +154,7 @@ def test_evaluation_goes_over_more_than_one_batch(biased_model, make_ratings):
         partition(model, {"user": local(), "item/*": keyed("item")}),
         split=split.none(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(4), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
     params = init_params(algorithm, jax.random.key(0))

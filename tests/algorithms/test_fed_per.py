@@ -12,7 +12,7 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_per import BEGAN, fed_per
 from partwise.client import reconstruct, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.spec import Metric, Model
@@ -57,11 +57,11 @@ def lines(make_store):
 
 def personal(model, roles, apart=False):
     """FedPer, or FedRep if the local part is trained apart (two epochs of it)."""
-    rebuild = lambda rates: reconstruct.by_steps(Schedule(BATCH, 2), rates["local"]) if apart else None
+    rebuild = lambda rates: reconstruct.by_steps(Batches(BATCH, 2), rates["local"]) if apart else None
     return lambda rates: fed_per(
         model,
         roles,
-        update=update.by_steps(Schedule(BATCH), rates["update"], joint=not apart),
+        update=update.by_steps(Batches(BATCH), rates["update"], joint=not apart),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         local=rebuild(rates),
     )
@@ -195,7 +195,7 @@ def test_it_equals_averaging_with_users_on_the_server(make_ratings):
     averaged = lambda rates: fed_avg(
         tables,
         partition(tables, {"user": keyed("user"), "item": keyed("item")}),
-        update=update.by_steps(Schedule(BATCH), rates["update"]),
+        update=update.by_steps(Batches(BATCH), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(over_holders=("user",)),
     )

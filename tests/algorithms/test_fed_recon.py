@@ -12,7 +12,7 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.state import begin
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
@@ -47,8 +47,8 @@ def users_model():
 def recon(model, item=None, **changes):
     settings = {
         "split": split.alternate(2),
-        "reconstruct": reconstruct.by_steps(Schedule(4, 2), RECON_RATE),
-        "update": update.by_steps(Schedule(3), UPDATE_RATE),
+        "reconstruct": reconstruct.by_steps(Batches(4, 2), RECON_RATE),
+        "update": update.by_steps(Batches(3), UPDATE_RATE),
         "optimizer": optimizers.Sgd(SERVER_RATE).on_server(),
     }
     rules = {"user": local()} | ({} if item is None else {"item": item})
@@ -128,8 +128,8 @@ def test_one_update_step_is_first_order_meta_learning(model, store):
     algorithm = recon(
         model,
         keyed("item"),
-        reconstruct=reconstruct.by_steps(Schedule(16, 3), RECON_RATE),
-        update=update.by_steps(Schedule(16), UPDATE_RATE),
+        reconstruct=reconstruct.by_steps(Batches(16, 3), RECON_RATE),
+        update=update.by_steps(Batches(16), UPDATE_RATE),
     )
     before, after = one_round(algorithm, store)
 
@@ -153,7 +153,7 @@ def test_one_update_step_is_first_order_meta_learning(model, store):
 
 
 def test_without_local_leaves_and_without_a_split_it_is_fed_avg(users_model, store):
-    steps = update.by_steps(Schedule(3, 2), UPDATE_RATE)
+    steps = update.by_steps(Batches(3, 2), UPDATE_RATE)
     parts = partition(users_model, {})
     shared = {"update": steps, "optimizer": optimizers.Sgd(SERVER_RATE).on_server()}
     whole = fed_recon(users_model, parts, split=split.none(), reconstruct=reconstruct.skip(), **shared)
@@ -170,7 +170,7 @@ def test_fed_avg_with_a_user_table_moves_only_the_users_who_took_part(users_mode
     algorithm = fed_avg(
         users_model,
         parts,
-        update=update.by_steps(Schedule(16), UPDATE_RATE),
+        update=update.by_steps(Batches(16), UPDATE_RATE),
         optimizer=optimizers.Sgd(SERVER_RATE).on_server(),
     )
     before, after = one_round(algorithm, store, clients=[0, 2])
@@ -229,7 +229,7 @@ def test_a_client_weighs_what_its_examples_weigh(users_model, make_store, make_c
     columns = {"user": [0] * 4, "item": [0, 1, 2, 3], "rating": np.ones(4, np.float32)}
     store = make_store([4], **columns, tokens=np.array([1, 2, 4, 8], np.float32))
     parts = partition(heavy, {"user": keyed("user"), "item": keyed("item")})
-    shared = {"update": update.by_steps(Schedule(2), 0.1), "optimizer": optimizers.Sgd(1.0).on_server()}
+    shared = {"update": update.by_steps(Batches(2), 0.1), "optimizer": optimizers.Sgd(1.0).on_server()}
     algorithm = (
         fed_avg(heavy, parts, **shared)
         if name == "fed_avg"

@@ -13,7 +13,7 @@ from partwise.algorithm import choices, init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, partition
 from partwise.model.softmax import sampled_softmax
@@ -109,7 +109,7 @@ def make(choose, rules=RULES, columns=COLUMNS, model=None, **options):
         model,
         parts,
         choose=chosen,
-        update=update.by_steps(Schedule(2), rates["update"]),
+        update=update.by_steps(Batches(2), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         **options,
     )
@@ -180,7 +180,7 @@ def test_buckets_of_words_equal_the_plain_loop(make_store):
             model,
             parts,
             choose={"word": parse_choice(text)},
-            update=update.by_steps(Schedule(2), rates["update"]),
+            update=update.by_steps(Batches(2), rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
         check_algorithm(build, RATES, data, cohort=2, rounds=1, lanes=(2,))
@@ -199,7 +199,7 @@ def test_all_keys_are_the_whole_model(store):
     shared = lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(2), rates["update"]),
+        update=update.by_steps(Batches(2), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=mean(uniform),
     )

@@ -12,7 +12,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_sub_avg import fed_sub_avg
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.update import by_steps
 from partwise.data.heat import Heat
 from partwise.data.heat_estimate import Seen
@@ -35,7 +35,7 @@ def make(model, parts, aggregator=None, optimizer=optimizers.Sgd):
     return lambda rates: fed_avg(
         model,
         parts,
-        update=by_steps(Schedule(2), rates["update"]),
+        update=by_steps(Batches(2), rates["update"]),
         optimizer=optimizer(rates["server"]).on_server(),
         aggregator=aggregator,
     )
@@ -59,7 +59,7 @@ def test_a_round_of_three_clients_by_hand(make_store, sparse_model, sparse_parts
     build = lambda rates: fed_sub_avg(
         sparse_model,
         sparse_parts,
-        update=by_steps(Schedule(2), rates["update"]),
+        update=by_steps(Batches(2), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         heats=heats,
     )
@@ -170,7 +170,7 @@ def test_a_model_without_keys_has_no_heat(sparse_model):
         fed_sub_avg(
             sparse_model,
             bare,
-            update=by_steps(Schedule(2), 0.1),
+            update=by_steps(Batches(2), 0.1),
             optimizer=optimizers.Sgd(1.0).on_server(),
             heats=None,
         )

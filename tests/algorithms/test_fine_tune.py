@@ -10,7 +10,7 @@ from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition
 from partwise.randomness import EVALUATION_ROUND, child, client_numbers, client_rng, round_rng, words
@@ -43,8 +43,8 @@ def builder(model, item=None, schedule=None, joint=False):
             model,
             parts,
             split=split.halves(50),
-            reconstruct=reconstruct.by_steps(Schedule(4, 2), rates["reconstruct"]),
-            update=update.by_steps(Schedule(3), 0.1),
+            reconstruct=reconstruct.by_steps(Batches(4, 2), rates["reconstruct"]),
+            update=update.by_steps(Batches(3), 0.1),
             optimizer=optimizers.Sgd(1.0).on_server(),
             fine_tune=tune,
         )
@@ -87,7 +87,7 @@ def by_hand(model, store, item, position, steps, joint):
 def test_by_hand(model, store, item, joint):
     """R on the support set, then 4 steps on shared or keyed parts there (with the local one, if joint), metrics on
     the query set; the second client has none."""
-    build = builder(model, item, Schedule(2, None, 4), joint)
+    build = builder(model, item, Batches(2, None, 4), joint)
     found, params = judged(build, store)
     expected = [by_hand(model, store, params["item"], k, 4, joint) for k in range(3)]
     np.testing.assert_array_equal(found.weight, [5, 0, 3])
@@ -99,10 +99,10 @@ def test_by_hand(model, store, item, joint):
 def test_no_steps_change_nothing(model, store):
     item = keyed("item")
     expected, params = judged(builder(model, item), store)
-    for schedule in (Schedule(2, 5, 0), Schedule(2, 0)):
+    for schedule in (Batches(2, 5, 0), Batches(2, 0)):
         found, _ = judged(builder(model, item, schedule), store)
         np.testing.assert_allclose(found.value, expected.value, rtol=1e-6)
-    at_zero, _ = judged(builder(model, item, Schedule(2, 5)), store, {**RATES, "fine_tune": 0.0})
+    at_zero, _ = judged(builder(model, item, Batches(2, 5)), store, {**RATES, "fine_tune": 0.0})
     np.testing.assert_allclose(at_zero.value, expected.value, rtol=1e-6)
     hand = [by_hand(model, store, params["item"], k, 0, False)[0] for k in range(3)]
     np.testing.assert_allclose(expected.value, hand, rtol=1e-4)
@@ -110,7 +110,7 @@ def test_no_steps_change_nothing(model, store):
 
 @pytest.mark.parametrize("joint", [False, True], ids=["rest", "joint"])
 def test_all_clients_at_once_equal_one_after_the_other(model, store, joint):
-    build = builder(model, keyed("item"), Schedule(2, 3), joint)
+    build = builder(model, keyed("item"), Batches(2, 3), joint)
     found, params = judged(build, store)
     algorithm = build(RATES)
     device, rng = Device(algorithm), round_rng(SEED, EVALUATION_ROUND)

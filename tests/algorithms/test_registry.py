@@ -8,7 +8,7 @@ from partwise import load
 from partwise.algorithms.entry import AlgorithmEntry
 from partwise.algorithms.registry import ALGORITHMS, find_algorithm, prepare, recorded, settings_for
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.evaluate import evaluate
 from partwise.client.split import everything
 from partwise.client.state import begin
@@ -144,7 +144,7 @@ def ditto(task, config):
             return start._replace(shared={path: client.kept[path] for path in paths})
 
         def client_update(client):
-            step = update.by_steps(Schedule(4), 0.1)
+            step = update.by_steps(Batches(4), 0.1)
             trained = step(client, own(client), everything).progress
             return common.client(client)._replace(keep=trained.shared)
 

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.fit import fit
 from partwise.client.split import everything
 from partwise.client.state import begin
@@ -97,14 +97,14 @@ def assert_equal(found, expected, **tolerance):
 
 
 CASES = [
-    pytest.param(9, Schedule(2, 1), id="the last batch is not full"),
-    pytest.param(9, Schedule(4, 3), id="epochs cycle"),
-    pytest.param(9, Schedule(4, 3, 5), id="max_steps ends it"),
-    pytest.param(9, Schedule(4, None, 7), id="max_steps alone"),
-    pytest.param(3, Schedule(8, 2), id="one batch, partly filled"),
-    pytest.param(9, Schedule(4, 0), id="no epoch"),
-    pytest.param(9, Schedule(4, 2, 0), id="no step"),
-    pytest.param(0, Schedule(4, 2, 5), id="no example"),
+    pytest.param(9, Batches(2, 1), id="the last batch is not full"),
+    pytest.param(9, Batches(4, 3), id="epochs cycle"),
+    pytest.param(9, Batches(4, 3, 5), id="max_steps ends it"),
+    pytest.param(9, Batches(4, None, 7), id="max_steps alone"),
+    pytest.param(3, Batches(8, 2), id="one batch, partly filled"),
+    pytest.param(9, Batches(4, 0), id="no epoch"),
+    pytest.param(9, Batches(4, 2, 0), id="no step"),
+    pytest.param(0, Batches(4, 2, 5), id="no example"),
 ]
 
 
@@ -119,8 +119,8 @@ def test_sgd_equals_the_loop_by_hand(model, params, train, count, schedule):
 
 @pytest.mark.parametrize("groups", [("local",), ("shared", "keyed"), ("keyed",)], ids=str)
 def test_groups_that_are_not_named_stay(model, params, train, groups):
-    found, _ = train(9, Schedule(4, 2), RATE, groups)
-    assert_equal(found, by_hand(params, first_user(model), 9, Schedule(4, 2), groups)[0])
+    found, _ = train(9, Batches(4, 2), RATE, groups)
+    assert_equal(found, by_hand(params, first_user(model), 9, Batches(4, 2), groups)[0])
 
 
 @pytest.mark.parametrize(("count", "schedule"), [CASES[0].values, CASES[1].values, CASES[7].values])
@@ -140,8 +140,8 @@ def test_optax_sgd_equals_a_plain_rate(train, count, schedule):
 def test_any_optimizer_on_a_slice_equals_it_on_the_table(model, params, train, optimizer):
     """The same steps with the item leaves whole (role shared): the client's rows end up the same."""
     whole = partition(model, {"user": local()})
-    on_slice, _ = train(9, Schedule(4, 3), optimizer)
-    on_table, _ = train(9, Schedule(4, 3), optimizer, ("shared", "local"), whole)
+    on_slice, _ = train(9, Batches(4, 3), optimizer)
+    on_table, _ = train(9, Batches(4, 3), optimizer, ("shared", "local"), whole)
     asked = np.unique(ITEMS)
     for path in ("item/table", "item/offset"):
         np.testing.assert_allclose(on_slice[path][asked], on_table[path][asked], rtol=1e-5, atol=1e-6)
@@ -153,8 +153,8 @@ def test_any_optimizer_on_a_slice_equals_it_on_the_table(model, params, train, o
 @pytest.mark.parametrize("optimizer", [RATE, optax.adam(0.05)], ids=["rate", "adam"])
 def test_a_longer_neighbour_changes_nothing(train, optimizer):
     """A lane that is done goes on with empty batches, which move neither parameters nor optimizer state."""
-    alone, _ = train(3, Schedule(2, 2), optimizer)
-    beside, loss = train(3, Schedule(2, 2), optimizer, longest=jnp.asarray(9))
+    alone, _ = train(3, Batches(2, 2), optimizer)
+    beside, loss = train(3, Batches(2, 2), optimizer, longest=jnp.asarray(9))
     assert_equal(beside, alone, rtol=0, atol=0)
     assert loss.weight == 6
 
@@ -163,8 +163,8 @@ def test_a_longer_neighbour_changes_nothing(train, optimizer):
 def test_a_neighbours_broken_value_does_not_reach_an_empty_client(params, train, model, optimizer):
     """An empty client (or an empty lane) looks at a row that is not its own; a NaN there is not its own."""
     poisoned = {"item": jnp.zeros(1, jnp.int32), "rating": jnp.full(1, jnp.nan)}
-    found, loss = train(0, Schedule(2, 2), optimizer, columns=poisoned, longest=jnp.asarray(9))
-    assert_equal(found, by_hand(params, first_user(model), 0, Schedule(2, 2))[0])
+    found, loss = train(0, Batches(2, 2), optimizer, columns=poisoned, longest=jnp.asarray(9))
+    assert_equal(found, by_hand(params, first_user(model), 0, Batches(2, 2))[0])
     assert float(loss.value) == 0
 
 
@@ -173,7 +173,7 @@ def test_weighted_examples_count_by_weight(model, params, parts, make_store, mak
     heavy = model._replace(weight=lambda batch: batch["tokens"])
     store = make_store([3], item=ITEMS[:3], rating=RATINGS[:3], tokens=np.array([1, 5, 2], np.float32))
     client = make_client(heavy, parts, params, store)
-    trained = jax.jit(lambda p: fit(client, p, everything, Schedule(4), RATE, ("shared",)))(begin(client))
+    trained = jax.jit(lambda p: fit(client, p, everything, Batches(4), RATE, ("shared",)))(begin(client))
     table, offset, user = params["item"]["table"], params["item"]["offset"], first_user(model)
     errors = table[ITEMS[:3]] @ user + offset[ITEMS[:3]] + params["base"][0] - RATINGS[:3]
     expected = params["base"][0] - RATE * 2 * np.sum(errors) / 8

@@ -13,7 +13,7 @@ from partwise import optimizers
 from partwise.algorithm import change
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.check_model import check_model
 from partwise.client.split import everything
 from partwise.client.state import begin
@@ -76,7 +76,7 @@ def algorithm(batch_size, model=None):
     return lambda rates: fed_avg(
         model,
         parts_of(model),
-        update=update.by_steps(Schedule(batch_size), RATE),
+        update=update.by_steps(Batches(batch_size), RATE),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
@@ -115,7 +115,7 @@ def test_a_clients_update_is_the_gradient_of_its_examples_alone(store, make_clie
     expected = jax.tree_util.tree_map(lambda g: -RATE * g, jax.grad(mean)(params))
     client = make_client(model, parts, params, store, 2)
     for size in (EXAMPLES, 6, 8):
-        trained = update.by_steps(Schedule(size), RATE)(client, begin(client), everything)
+        trained = update.by_steps(Batches(size), RATE)(client, begin(client), everything)
         moved = change(client, trained.progress)
         own = np.asarray(client.examples.keys["item"].rows)
         assert_same((moved["query"], moved["item"]), (expected["query"], expected["item"][own]))
@@ -196,7 +196,7 @@ def test_a_column_of_the_data_named_mask_stays_what_it_is(make_store):
     model = pw.Model(lambda rng: {"w": jnp.ones(3)}, lambda p, b, r: p["w"] + 0 * b["mask"], loss)
     parts = pw.partition(model, {})
     build = lambda rates: fed_avg(
-        model, parts, update=update.by_steps(Schedule(2), 1.0), optimizer=optimizers.Sgd(1.0).on_server()
+        model, parts, update=update.by_steps(Batches(2), 1.0), optimizer=optimizers.Sgd(1.0).on_server()
     )
     simulation = Simulation(build, {}, make_store([3], mask=words), Recruiting(1), lanes=1)
     list(simulation.run(1))

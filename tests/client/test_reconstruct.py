@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from partwise.client import reconstruct, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.split import alternate, everything, halves
 from partwise.client.state import begin, local_values
 from partwise.model.partition import keyed, local, partition, shared
@@ -54,7 +54,7 @@ def test_pull_is_one_part_of_the_summed_loss(client_with, model, params, store, 
     client = client_with(initial)
     started = begin(client)._replace(local={"user": jnp.array([1.0, -2.0])})
     support = np.arange(COUNT // 2)
-    found = jax.jit(lambda p: reconstruct.by_steps(Schedule(COUNT), RATE, PULL)(client, p, halves().support))(
+    found = jax.jit(lambda p: reconstruct.by_steps(Batches(COUNT), RATE, PULL)(client, p, halves().support))(
         started
     )
     default = np.asarray(params["user"]) if initial == "learned" else np.zeros(DIM)
@@ -70,7 +70,7 @@ def test_no_pull_by_default_and_skip_does_nothing(client_with):
     client = client_with("random")
     started = begin(client)
     assert reconstruct.skip()(client, started, everything) is started
-    still = reconstruct.by_steps(Schedule(4, 0), RATE)(client, started, everything)
+    still = reconstruct.by_steps(Batches(4, 0), RATE)(client, started, everything)
     np.testing.assert_array_equal(still.local["user"], started.local["user"])
     assert not still.keyed
 
@@ -78,8 +78,8 @@ def test_no_pull_by_default_and_skip_does_nothing(client_with):
 def test_a_model_without_local_leaves_has_nothing_to_reconstruct(model, params, store, make_client):
     client = make_client(model, partition(model, {"item/*": keyed("item")}), params, store)
     for procedure in (
-        reconstruct.by_steps(Schedule(4), RATE),
-        reconstruct.by_steps(Schedule(4), RATE, pull=PULL),
+        reconstruct.by_steps(Batches(4), RATE),
+        reconstruct.by_steps(Batches(4), RATE, pull=PULL),
         reconstruct.by_solving(PULL),
     ):
         found = procedure(client, begin(client), everything)
@@ -90,7 +90,7 @@ def test_a_model_without_local_leaves_has_nothing_to_reconstruct(model, params, 
 @pytest.mark.parametrize("joint", [False, True])
 def test_update_trains_the_local_part_only_if_joint(client_with, joint):
     client = client_with("random")
-    procedure = update.by_steps(Schedule(4), RATE, joint=joint)
+    procedure = update.by_steps(Batches(4), RATE, joint=joint)
     trained = jax.jit(lambda p: procedure(client, p, alternate(2).query))(begin(client))
     moved = not np.array_equal(trained.progress.local["user"], begin(client).local["user"])
     assert moved == joint
@@ -102,8 +102,8 @@ def test_update_trains_the_local_part_only_if_joint(client_with, joint):
 def test_learned_default_gets_the_first_order_meta_gradient(client_with, model, params, store):
     """The gradient of the query loss with the rebuilt vector, as if it had moved along with its default."""
     client = client_with("learned")
-    rebuild = reconstruct.by_steps(Schedule(COUNT, 3), RATE)
-    train = update.by_steps(Schedule(COUNT), RATE)
+    rebuild = reconstruct.by_steps(Batches(COUNT, 3), RATE)
+    train = update.by_steps(Batches(COUNT), RATE)
 
     @jax.jit
     def both(progress):
@@ -130,7 +130,7 @@ OPTIMIZERS = {"sgd": RATE, "adam": optax.adam(RATE)}
 def test_a_learned_default_moves_nothing_but_itself(client_with, params, joint, optimizer):
     """From the same start, training is the same as without a default. A default moves as its leaf does, if that is
     trained."""
-    train = update.by_steps(Schedule(2, 2), optimizer, joint=joint)
+    train = update.by_steps(Batches(2, 2), optimizer, joint=joint)
     start = {"user": params["user"]}
     learned, plain = (
         jax.jit(lambda p, client=client: train(client, p, everything).progress)(
@@ -148,13 +148,13 @@ def test_a_learned_default_moves_nothing_but_itself(client_with, params, joint, 
 def test_a_twin_is_rebuilt_while_its_shared_half_waits(client_with, twin):
     client = client_with("random", base=shared(twin=twin))
     started = begin(client)
-    found = jax.jit(lambda p: reconstruct.by_steps(Schedule(COUNT), RATE)(client, p, everything))(started)
+    found = jax.jit(lambda p: reconstruct.by_steps(Batches(COUNT), RATE)(client, p, everything))(started)
     assert not np.array_equal(found.local["base"], started.local["base"])
     np.testing.assert_array_equal(found.shared["base"], client.received.shared["base"])
 
 
 def test_schedules_are_checked_when_a_procedure_is_made():
     with pytest.raises(UserError, match="reconstruct: the batch size"):
-        reconstruct.by_steps(Schedule(0), RATE)
+        reconstruct.by_steps(Batches(0), RATE)
     with pytest.raises(UserError, match="update: give epochs"):
-        update.by_steps(Schedule(4, None), RATE)
+        update.by_steps(Batches(4, None), RATE)

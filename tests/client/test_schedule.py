@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partwise.client.batches import Examples, Schedule, draw, over_batches
+from partwise.client.batches import Batches, Examples, draw, over_batches
 from partwise.client.split import alternate, everything
 from partwise.types import UserError
 
@@ -27,7 +27,7 @@ limits = st.tuples(st.none() | st.integers(0, 4), st.none() | st.integers(0, 9))
 
 @given(st.integers(0, 20), st.integers(1, 7), limits)
 def test_number_of_steps_equals_the_twin(count, batch_size, limit):
-    schedule = Schedule(batch_size, *limit).check("test")
+    schedule = Batches(batch_size, *limit).check("test")
     assert int(schedule.num_steps(np.int32(count))) == len(steps_of(count, batch_size, *limit))
 
 
@@ -52,20 +52,20 @@ def visits():
 def test_batches_are_the_clients_own_rows_in_order(visits, count, epochs, max_steps):
     """Whatever the longest client needs, the others turn with empty batches once they are done."""
     expected = [[10 + j for j in batch] for batch in steps_of(count, 3, epochs, max_steps)]
-    seen = visits(Schedule(3, epochs, max_steps), everything, 10, count, 11)
+    seen = visits(Batches(3, epochs, max_steps), everything, 10, count, 11)
     assert seen[: len(expected)] == expected
     assert not any(seen[len(expected) :])
 
 
 def test_batches_of_a_subset(visits):
     """Of 11 examples, alternate(2) gives 0 1, 4 5, 8 9 to support; batches of 4 cut that anew."""
-    seen = visits(Schedule(4, 1), alternate(2).support, 0, 11, 11)
+    seen = visits(Batches(4, 1), alternate(2).support, 0, 11, 11)
     assert [batch for batch in seen if batch] == [[0, 1, 4, 5], [8, 9]]
 
 
 def test_draw_past_the_end_is_empty_and_in_bounds():
     examples = Examples({"x": jnp.arange(5.0)}, {}, {}, 2, 3, 9)
-    drawn = draw(examples, everything, Schedule(2, 1), jnp.asarray(2))
+    drawn = draw(examples, everything, Batches(2, 1), jnp.asarray(2))
     assert not drawn.mask.any()
     assert drawn.batch["x"].tolist() == [2.0, 2.0]  # its own first example, not a neighbour's
 
@@ -73,10 +73,10 @@ def test_draw_past_the_end_is_empty_and_in_bounds():
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        (Schedule(0), "update: the batch size must be at least 1, not 0"),
-        (Schedule(5, None, None), "update: give epochs, max_steps or both"),
-        (Schedule(5, -1), "update: epochs must not be negative, not -1"),
-        (Schedule(5, 1, -2), "update: max_steps must not be negative, not -2"),
+        (Batches(0), "update: the batch size must be at least 1, not 0"),
+        (Batches(5, None, None), "update: give epochs, max_steps or both"),
+        (Batches(5, -1), "update: epochs must not be negative, not -1"),
+        (Batches(5, 1, -2), "update: max_steps must not be negative, not -2"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(schedule, message):

@@ -10,7 +10,7 @@ import pytest
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, solve, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.split import alternate, everything, none
 from partwise.client.state import anchor, begin, get_parts, local_values, with_deltas
 from partwise.model.partition import keyed, local, partition
@@ -88,7 +88,7 @@ def test_only_the_support_set_counts(clients, params, store):
 @pytest.mark.parametrize("initial", ["random", "learned"])
 def test_gradient_steps_end_where_the_closed_form_is(clients, initial):
     client = clients[initial]
-    steps = reconstruct.by_steps(Schedule(COUNT, None, 4000), 0.3, pull=PULL)
+    steps = reconstruct.by_steps(Batches(COUNT, None, 4000), 0.3, pull=PULL)
     walked = jax.jit(lambda p: steps(client, p, everything))(begin(client))
     solved = jax.jit(lambda p: reconstruct.by_solving(PULL)(client, p, everything))(begin(client))
     np.testing.assert_allclose(walked.local["user"], solved.local["user"], rtol=1e-3, atol=1e-4)
@@ -338,7 +338,7 @@ def test_a_client_whose_minimum_is_not_found_is_named(badly_scaled, monkeypatch)
         local_weights(model),
         split=none(),
         reconstruct=reconstruct.by_solving(0.0),
-        update=update.by_steps(Schedule(50), 0.1),
+        update=update.by_steps(Batches(50), 0.1),
         optimizer=Sgd(1.0).on_server(),
     )
     broken = []
@@ -391,7 +391,7 @@ def test_solving_for_what_is_shared_ends_beside_the_minimum(make_store):
     curvature = each * sizes**2
     least = np.sum(curvature * ends) / np.sum(curvature)
     assert least == pytest.approx(1 / 17)
-    walked = drifting(update.by_steps(Schedule(each), 0.2), store, 200)
+    walked = drifting(update.by_steps(Batches(each), 0.2), store, 200)
     assert walked == pytest.approx(least, abs=1e-4)
     found = []
     for pull in (1.0, 10.0, 100.0):

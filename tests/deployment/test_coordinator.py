@@ -17,7 +17,7 @@ from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.deployment.coordinator import Coordinator, Wait, Work
 from partwise.deployment.journal import found_journal
 from partwise.deployment.memory_book import MemoryBook
@@ -45,7 +45,7 @@ def make_algorithm(rates):
     return fed_avg(
         model,
         partition(model, {"user": keyed("user"), "item": keyed("item")}),
-        update=update.by_steps(Schedule(4), rates["update"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 

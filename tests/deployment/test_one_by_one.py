@@ -15,7 +15,7 @@ from partwise import optimizers
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.deployment import one_by_one
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.hub import Hub
@@ -42,7 +42,7 @@ def make_server(num_items=NUM_ITEMS, roles=None):
         fed_avg(
             model,
             partition(model, roles or {"item": keyed("item")}),
-            update=update.by_steps(Schedule(4), 0.1),
+            update=update.by_steps(Batches(4), 0.1),
             optimizer=optimizers.Adam(0.5).on_server(),
         ),
         "run",

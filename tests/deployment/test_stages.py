@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.jobs import ADVERTISE, MASK, SHARE, UNMASK, Wait
 from partwise.deployment.journal import found_journal
@@ -38,7 +38,7 @@ MODEL = matrix_factorization(600, 4, num_users=6, scale=0.5)
 ALGORITHM = fed_avg(
     MODEL,
     partition(MODEL, {"user": keyed("user"), "item": keyed("item")}),
-    update=update.by_steps(Schedule(4), 0.1),
+    update=update.by_steps(Batches(4), 0.1),
     optimizer=optimizers.Sgd(1.0).on_server(),
     aggregator=fixed_point(mean(), 16),
 )

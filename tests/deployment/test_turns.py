@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.deployment.coordinator import Coordinator
 from partwise.deployment.jobs import Work
 from partwise.deployment.journal import Journal, found_journal
@@ -34,7 +34,7 @@ MODEL = matrix_factorization(4, 2, num_users=3, scale=0.5)
 ALGORITHM = fed_avg(
     MODEL,
     partition(MODEL, {"user": keyed("user"), "item": keyed("item")}),
-    update=update.by_steps(Schedule(4), 0.1),
+    update=update.by_steps(Batches(4), 0.1),
     optimizer=optimizers.Sgd(1.0).on_server(),
 )
 SERVER = Server(ALGORITHM, "run")

@@ -14,7 +14,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.columns import masked
 from partwise.model.partition import Role, keyed, local, partition
 from partwise.model.spec import Model
@@ -80,8 +80,8 @@ def one_round(make_ratings) -> Callable[..., dict[str, np.ndarray]]:
             model,
             parts,
             split=split.halves(),
-            reconstruct=reconstruct.by_steps(Schedule(3, 2), rates["recon"]),
-            update=update.by_steps(Schedule(3), rates["update"]),
+            reconstruct=reconstruct.by_steps(Batches(3, 2), rates["recon"]),
+            update=update.by_steps(Batches(3), rates["update"]),
             optimizer=optimizers.Sgd(1.0).on_server(),
         )
         rates = {"recon": 0.1, "update": 0.2}

@@ -9,7 +9,7 @@ import pytest
 
 from partwise.algorithm import init_server
 from partwise.algorithms.fed_avg import fed_avg
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.update import by_steps
 from partwise.deployment.files import FolderPlace
 from partwise.deployment.page_reader import Reader
@@ -46,7 +46,7 @@ def build_for(there, **options):
     made = model(**options)
     parts = partition(made, {"item": keyed("item"), "fixed": frozen(there=there)})
     return lambda rates: fed_avg(
-        made, parts, update=by_steps(Schedule(4), rates["update"]), optimizer=Sgd(rates["server"]).on_server()
+        made, parts, update=by_steps(Batches(4), rates["update"]), optimizer=Sgd(rates["server"]).on_server()
     )
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("dp_accounting", reason="the extra `privacy` is not installe
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import partition
 from partwise.model.spec import Metric, Model
 from partwise.privacy.accounting import Rounds, epsilon
@@ -52,7 +52,7 @@ def published(make_store, noise: float, there: bool) -> np.ndarray:
     build = lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(1), rates["update"]),
+        update=update.by_steps(Batches(1), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )

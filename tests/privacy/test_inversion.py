@@ -11,7 +11,7 @@ pytest.importorskip("numba", reason="the extra `privacy` is not installed")
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.deployment.helper import Helper, write_reports
 from partwise.model.partition import keyed, partition
 from partwise.privacy.graphs import MaskSettings
@@ -52,7 +52,7 @@ class Victim:
         algorithm = fed_avg(
             model,
             parts,
-            update=update.by_steps(Schedule(RATED), RATE),
+            update=update.by_steps(Batches(RATED), RATE),
             optimizer=optimizers.Sgd(1.0).on_server(),
             aggregator=fixed_point(mean(uniform), BITS),
         )

@@ -12,7 +12,7 @@ from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, partition, with_psi
 from partwise.model.psi import int8
 from partwise.model.spec import bag
@@ -60,14 +60,14 @@ def fed(kind, role, trained=False):
 
     def build(rates):
         if kind == "scaffold":
-            return scaffold(model, parts, schedule=Schedule(2), rate=rates["update"], num_clients=4, **given)
+            return scaffold(model, parts, schedule=Batches(2), rate=rates["update"], num_clients=4, **given)
         if kind == "prox":
             return fed_prox(
-                model, parts, mu=0.3, schedule=Schedule(2), client_optimizer=rates["update"], **given
+                model, parts, mu=0.3, schedule=Batches(2), client_optimizer=rates["update"], **given
             )
         stepping = optax.adam(0.05) if kind == "adam" else rates["update"]
         choose = {"word": parse_choice("random:6" if kind == "random" else "own")}
-        return fed_select(model, parts, choose=choose, update=update.by_steps(Schedule(2), stepping), **given)
+        return fed_select(model, parts, choose=choose, update=update.by_steps(Batches(2), stepping), **given)
 
     return build
 

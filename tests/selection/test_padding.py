@@ -12,7 +12,7 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_select import fed_select
 from partwise.checkpoint import from_bytes
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, partition
 from partwise.model.spec import Metric, Model
@@ -62,7 +62,7 @@ def build_for(model, role, choice="own"):
             model,
             parts,
             choose={"item": parse_choice(choice)},
-            update=update.by_steps(Schedule(4), rates["update"]),
+            update=update.by_steps(Batches(4), rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
@@ -171,7 +171,7 @@ def test_a_plain_index_of_minus_one_is_found(make_store):
             model,
             parts,
             choose={"item": parse_choice("own")},
-            update=update.by_steps(Schedule(4), 0.1),
+            update=update.by_steps(Batches(4), 0.1),
             optimizer=optimizers.Sgd(1.0).on_server(),
         )
         device, examples = Device(algorithm), store.gather([3])

@@ -16,7 +16,7 @@ from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import solve, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model import spec
 from partwise.model.partition import keyed, partition
@@ -54,7 +54,7 @@ def selecting(choice, role, stepping=None):
             logistic_regression(WORDS, TAGS),
             parts_with(**role),
             choose={"word": parse_choice(choice)},
-            update=update.by_steps(Schedule(2), stepping or rates["update"]),
+            update=update.by_steps(Batches(2), stepping or rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
@@ -65,7 +65,7 @@ def proximal(role, rates):
     return fed_prox(
         logistic_regression(WORDS, TAGS),
         parts_with(**role),
-        schedule=Schedule(2),
+        schedule=Batches(2),
         client_optimizer=rates["update"],
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         mu=0.3,
@@ -117,7 +117,7 @@ def checked(model, store):
         model,
         parts_with(model, summed=True),
         choose={"word": parse_choice("own")},
-        update=update.by_steps(Schedule(4), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
     device, examples = Device(algorithm), store.gather([2])

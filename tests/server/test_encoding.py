@@ -10,7 +10,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.server.cohort import Recruiting
@@ -56,7 +56,7 @@ def build(model, parts):
         lambda rates: fed_avg(
             model,
             parts,
-            update=update.by_steps(Schedule(4), rates["update"]),
+            update=update.by_steps(Batches(4), rates["update"]),
             optimizer=optimizer(rates["server"]).on_server(),
             aggregator=aggregator,
         )

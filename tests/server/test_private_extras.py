@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.data.heat import Heat
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
@@ -203,7 +203,7 @@ def test_the_compiled_cohort_equals_the_plain_loop(model, parts, make_ratings, n
     build = lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(4), rates["update"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=AGGREGATORS[name],
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, partition
 from partwise.server.cohort import Recruiting, poisson
@@ -130,7 +130,7 @@ def builder(model, parts, aggregator):
     return lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(4), rates["update"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
         aggregator=aggregator,
     )

@@ -11,7 +11,7 @@ from partwise.algorithm import init_server
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.checkpoint import from_bytes, to_bytes
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.metrics import Sums
 from partwise.model.partition import keyed, local, partition
@@ -34,7 +34,7 @@ def algorithm(biased_model):
         partition(model, {"user": local(), "item/*": keyed("item")}),
         split=split.none(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(4), 0.1),
+        update=update.by_steps(Batches(4), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
@@ -251,7 +251,7 @@ def holding(biased_model):
             partition(model, {"user": local(), "item/*": keyed("item")}),
             split=split.none(),
             reconstruct=reconstruct.skip(),
-            update=update.by_steps(Schedule(4), 0.1),
+            update=update.by_steps(Batches(4), 0.1),
             optimizer=optimizers.Sgd(1.0).on_server(),
             aggregator=mean(over_holders=("item",)),
         ),

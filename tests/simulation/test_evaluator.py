@@ -10,7 +10,7 @@ from partwise import optimizers
 from partwise.algorithm import init_params
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device, ask
 from partwise.metrics import PERCENTILES
 from partwise.model.partition import keyed, local, partition
@@ -33,8 +33,8 @@ def build():
         model,
         parts,
         split=split.alternate(2),
-        reconstruct=reconstruct.by_steps(Schedule(3, 2), rates["recon"]),
-        update=update.by_steps(Schedule(3), 0.1),
+        reconstruct=reconstruct.by_steps(Batches(3, 2), rates["recon"]),
+        update=update.by_steps(Batches(3), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
 

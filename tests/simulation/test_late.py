@@ -15,7 +15,7 @@ from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.parts.declare import find
@@ -60,8 +60,8 @@ def recon(biased_model):
         model,
         parts,
         split=split.alternate(2),
-        reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
-        update=update.by_steps(Schedule(3), rates["update"]),
+        reconstruct=reconstruct.by_steps(Batches(2, 2, 7), rates["recon"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
@@ -73,7 +73,7 @@ def average(biased_model):
     return lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(4, 2), rates["update"]),
+        update=update.by_steps(Batches(4, 2), rates["update"]),
         optimizer=optimizers.Adam(rates["server"] / 8).on_server(),
         aggregator=mean(over_holders=("user",)),
     )
@@ -87,7 +87,7 @@ def select(biased_model):
         model,
         parts,
         choose={"item": parse_choice("sample:4"), "user": parse_choice("all")},
-        update=update.by_steps(Schedule(3), rates["update"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=find(optimizers.Optimizer, "lazy_adam")(rates["server"] / 8).on_server(),
     )
 

@@ -9,7 +9,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import frozen, keyed, local, partition
 from partwise.server.cohort import Recruiting, poisson, recruit
 from partwise.simulation import loop
@@ -36,8 +36,8 @@ def build(model):
         model,
         parts,
         split=split.halves(),
-        reconstruct=reconstruct.by_steps(Schedule(4), rates["recon"]),
-        update=update.by_steps(Schedule(4), rates["update"]),
+        reconstruct=reconstruct.by_steps(Batches(4), rates["recon"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
@@ -158,7 +158,7 @@ def test_where_nothing_is_keyed_nothing_is_told_of_serving(model, store):
         parts,
         split=split.halves(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(4), rates["update"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
     for make in (simulate, _plain):
@@ -246,7 +246,7 @@ def test_keys_may_be_whole_numbers_of_any_width(make_ratings, biased_model, kind
         parts,
         split=split.none(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(8), rates["update"]),
+        update=update.by_steps(Batches(8), rates["update"]),
         optimizer=optimizers.Adam(rates["server"]).on_server(),
     )
     store = make_ratings([5, 5], 120, seed=1, distinct=4)

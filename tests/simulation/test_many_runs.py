@@ -8,7 +8,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, local, partition
 from partwise.server.cohort import Recruiting, poisson
 from partwise.simulation.loop import Simulation
@@ -33,8 +33,8 @@ def build():
         model,
         parts,
         split=split.alternate(2),
-        reconstruct=reconstruct.by_steps(Schedule(2, 2), 0.2),
-        update=update.by_steps(Schedule(2), rates["update"]),
+        reconstruct=reconstruct.by_steps(Batches(2, 2), 0.2),
+        update=update.by_steps(Batches(2), rates["update"]),
         optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 

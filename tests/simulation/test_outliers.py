@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, partition
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean, uniform
@@ -37,7 +37,7 @@ def parts(biased_model):
 def builder(parts, optimizer=optimizers.Sgd, aggregator=None):
     return lambda rates: fed_avg(
         *parts,
-        update=update.by_steps(Schedule(4), rates["update"]),
+        update=update.by_steps(Batches(4), rates["update"]),
         optimizer=optimizer(rates["server"]).on_server(),
         aggregator=aggregator or mean(),
     )

@@ -13,7 +13,7 @@ from partwise.algorithm import init_params
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.data import by_client
 from partwise.device import Device, ask
 from partwise.metrics import area_under_curve
@@ -40,8 +40,8 @@ def reconstructing(rates):
         model,
         partition(model, {"user": local(), "item": keyed("item")}),
         split=split.alternate(2),
-        reconstruct=reconstruct.by_steps(Schedule(3, 2), 0.1),
-        update=update.by_steps(Schedule(3), 0.1),
+        reconstruct=reconstruct.by_steps(Batches(3, 2), 0.1),
+        update=update.by_steps(Batches(3), 0.1),
         optimizer=optimizers.Sgd(1.0).on_server(),
     )
 
@@ -50,7 +50,7 @@ def averaging(rates):
     model = ranked(len(COUNTS))
     parts = partition(model, {"user": keyed("user"), "item": keyed("item")})
     return fed_avg(
-        model, parts, update=update.by_steps(Schedule(3), 0.1), optimizer=optimizers.Sgd(1.0).on_server()
+        model, parts, update=update.by_steps(Batches(3), 0.1), optimizer=optimizers.Sgd(1.0).on_server()
     )
 
 

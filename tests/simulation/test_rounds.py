@@ -11,7 +11,7 @@ from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.server.cohort import Recruiting
 from partwise.server.mean import mean
@@ -36,8 +36,8 @@ def recon_by_steps(biased_model):
         model,
         parts,
         split=split.alternate(2),
-        reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
-        update=update.by_steps(Schedule(3), rates["update"]),
+        reconstruct=reconstruct.by_steps(Batches(2, 2, 7), rates["recon"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=optimizers.Sgd(rates["server"]).on_server(),
     )
 
@@ -50,7 +50,7 @@ def recon_by_solving(biased_model):
         parts,
         split=split.halves(),
         reconstruct=reconstruct.by_solving(rates["recon"], batch_size=4),
-        update=update.by_steps(Schedule(3), rates["update"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=optimizers.Adagrad(rates["server"]).on_server(),
     )
 
@@ -61,7 +61,7 @@ def averaging(biased_model):
     return lambda rates: fed_avg(
         model,
         parts,
-        update=update.by_steps(Schedule(4, 2), rates["update"]),
+        update=update.by_steps(Batches(4, 2), rates["update"]),
         optimizer=optimizers.Adam(rates["server"]).on_server(),
     )
 
@@ -252,7 +252,7 @@ def test_an_aggregator_that_ignores_padding_counts_no_empty_lane(biased_model, m
             parts,
             split=split.none(),
             reconstruct=reconstruct.skip(),
-            update=update.by_steps(Schedule(4), rates["update"]),
+            update=update.by_steps(Batches(4), rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
             aggregator=mean(lambda report: jnp.ones(())),
         )

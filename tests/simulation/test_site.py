@@ -13,7 +13,7 @@ from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.device import Device
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.model.psi import float16, int8, take
@@ -68,8 +68,8 @@ def make(biased_model, store):
             model,
             parts,
             split=split.alternate(2),
-            reconstruct=reconstruct.by_steps(Schedule(2, 2, 7), rates["recon"]),
-            update=update.by_steps(Schedule(3), rates["update"]),
+            reconstruct=reconstruct.by_steps(Batches(2, 2, 7), rates["recon"]),
+            update=update.by_steps(Batches(3), rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
         )
 
@@ -77,7 +77,7 @@ def make(biased_model, store):
         return lambda rates: algorithm(
             with_users,
             two_spaces,
-            update=update.by_steps(Schedule(4), rates["update"]),
+            update=update.by_steps(Batches(4), rates["update"]),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),
             aggregator=aggregator,
             **options,
@@ -92,7 +92,7 @@ def make(biased_model, store):
         return lambda rates: scaffold(
             with_users,
             two_spaces,
-            schedule=Schedule(4),
+            schedule=Batches(4),
             rate=rates["update"],
             num_clients=len(COUNTS),
             optimizer=optimizers.Sgd(rates["server"]).on_server(),

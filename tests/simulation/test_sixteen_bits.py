@@ -13,7 +13,7 @@ from partwise.algorithms.fed_prox import fed_prox
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.through import Through
 from partwise.model.partition import keyed, local, partition, shared
 from partwise.parts.declare import find
@@ -24,7 +24,7 @@ from partwise.testing import check_algorithm
 
 RATES = {"reconstruct": 0.1, "update": 0.1, "server": 0.5, "pull": 1.0}
 WAYS = {
-    "steps": lambda rates: reconstruct.by_steps(Schedule(4), rates["reconstruct"], 0.1 * rates["pull"]),
+    "steps": lambda rates: reconstruct.by_steps(Batches(4), rates["reconstruct"], 0.1 * rates["pull"]),
     "solve": lambda rates: reconstruct.by_solving(rates["pull"]),
 }
 
@@ -39,7 +39,7 @@ def build_for(model, way, optimizer):
             parts,
             split=split.alternate(2),
             reconstruct=WAYS[way](rates),
-            update=update.by_steps(Schedule(4), client),
+            update=update.by_steps(Batches(4), client),
             optimizer=find(optimizers.Optimizer, optimizer or "sgd")(rates["server"]).on_server(),
         )
 
@@ -76,7 +76,7 @@ def test_training_in_16_bits_is_training_in_32_but_for_rounding(
 
 def procedures(rates):
     """All ways to train and rebuild that have arithmetic of their own, as (local part, what the client does)."""
-    schedule, adam = Schedule(4), optimizers.Adam(rates["update"]).on_client()
+    schedule, adam = Batches(4), optimizers.Adam(rates["update"]).on_client()
     pulled = lambda optimizer: reconstruct.by_steps(schedule, optimizer, rates["pull"])
     solved = reconstruct.by_solving(rates["pull"])
     steps = update.by_steps(schedule, rates["update"])
@@ -98,7 +98,7 @@ def procedures(rates):
 
 
 def joint(rates):
-    return update.by_steps(Schedule(4), rates["update"], joint=True)
+    return update.by_steps(Batches(4), rates["update"], joint=True)
 
 
 def through(rates):

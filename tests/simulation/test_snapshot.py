@@ -10,7 +10,7 @@ from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, partition
 from partwise.server.cohort import Recruiting
 from partwise.simulation.fleet.counting import Buffer
@@ -39,11 +39,11 @@ def setting():
 
 def averaging(rates):
     optimizer = optimizers.Adagrad(rates["server"]).on_server()
-    return fed_avg(*setting(), update=update.by_steps(Schedule(5), rates["update"]), optimizer=optimizer)
+    return fed_avg(*setting(), update=update.by_steps(Batches(5), rates["update"]), optimizer=optimizer)
 
 
 def scaffolding(rates):
-    given = {"schedule": Schedule(5), "rate": rates["update"], "num_clients": CLIENTS}
+    given = {"schedule": Batches(5), "rate": rates["update"], "num_clients": CLIENTS}
     return scaffold(*setting(), optimizer=optimizers.Sgd(rates["server"]).on_server(), **given)
 
 

@@ -12,7 +12,7 @@ from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.algorithms.scaffold import scaffold
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, local, partition
 from partwise.parts.declare import find
 from partwise.selection.choose import parse_choice
@@ -45,7 +45,7 @@ def reconstructing(optimizer="adagrad", num_items=USED, dim=3):
         parts,
         split=split.none(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(6), rates["update"]),
+        update=update.by_steps(Batches(6), rates["update"]),
         optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
@@ -58,7 +58,7 @@ def selecting(optimizer="adagrad", **choose):
         model,
         parts,
         choose={space: parse_choice(text) for space, text in choose.items()},
-        update=update.by_steps(Schedule(3), rates["update"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
@@ -85,7 +85,7 @@ def scaffolding(store, optimizer="sgd"):
     return lambda rates: scaffold(
         model,
         parts,
-        schedule=Schedule(3),
+        schedule=Batches(3),
         rate=rates["update"],
         num_clients=store.num_clients,
         optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),

@@ -10,7 +10,7 @@ from partwise import optimizers
 from partwise.algorithms.fed_recon import fed_recon
 from partwise.algorithms.fed_select import fed_select
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.model.partition import keyed, local, partition
 from partwise.parts.declare import find
 from partwise.selection.choose import parse_choice
@@ -41,7 +41,7 @@ def reconstructing(num_items, dim, optimizer):
         parts,
         split=split.none(),
         reconstruct=reconstruct.skip(),
-        update=update.by_steps(Schedule(6), rates["update"]),
+        update=update.by_steps(Batches(6), rates["update"]),
         optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 
@@ -54,7 +54,7 @@ def selecting(optimizer, **choose):
         model,
         parts,
         choose={space: parse_choice(text) for space, text in choose.items()},
-        update=update.by_steps(Schedule(3), rates["update"]),
+        update=update.by_steps(Batches(3), rates["update"]),
         optimizer=find(optimizers.Optimizer, optimizer)(rates["server"]).on_server(),
     )
 

@@ -8,7 +8,7 @@ import pytest
 from partwise import optimizers
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_prox import fed_prox
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.update import by_steps
 from partwise.model.partition import keyed, partition
 from partwise.parts.declare import find
@@ -32,7 +32,7 @@ def store(make_ratings):
 
 def steps(optimizer):
     return lambda rates: by_steps(
-        Schedule(3), find(optimizers.Optimizer, optimizer)(rates["update"]).on_server().transform
+        Batches(3), find(optimizers.Optimizer, optimizer)(rates["update"]).on_server().transform
     )
 
 
@@ -56,7 +56,7 @@ def build_for(name, keys):
                 model,
                 partition(model, rules),
                 mu=0.1,
-                schedule=Schedule(3),
+                schedule=Batches(3),
                 client_optimizer=rates["update"],
                 **given,
             )

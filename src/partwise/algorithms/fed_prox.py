@@ -14,7 +14,7 @@ import jax
 from partwise.algorithm import Algorithm, Build
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_stateful, unselected
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.fit import ClientOptimizer, Extra
 from partwise.client.state import Client, Progress, received_slices, value_leaves
 from partwise.client.update import by_steps
@@ -45,7 +45,7 @@ def fed_prox(
     partition: Partition,
     *,
     mu: Any,
-    schedule: Schedule,
+    schedule: Batches,
     client_optimizer: ClientOptimizer,
     optimizer: ServerOptimizer,
     aggregator: Aggregator | None = None,

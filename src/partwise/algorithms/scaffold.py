@@ -26,7 +26,7 @@ from partwise import tree
 from partwise.algorithm import Algorithm, change
 from partwise.algorithms.entry import AlgorithmEntry, Prepared
 from partwise.algorithms.fed_avg import UNREAD, fed_avg, prepare_averaging, prepare_stateful, unselected
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.fit import Extra
 from partwise.client.split import everything
 from partwise.client.state import Client, begin, received_slices, total_weight, with_deltas
@@ -52,7 +52,7 @@ def scaffold(
     model: Model,
     partition: Partition,
     *,
-    schedule: Schedule,
+    schedule: Batches,
     rate: Any,
     num_clients: int,
     optimizer: ServerOptimizer,

@@ -41,7 +41,7 @@ class Examples(NamedTuple):
         return next(iter(arrays.values())).shape[0] if self.most is None else self.most
 
 
-class Schedule(NamedTuple):
+class Batches(NamedTuple):
     """How long to iterate over batches: this many epochs, and at most this many steps. Either may be None. With
     `anywhere`, a client begins with one of its batches at random, so that few steps of every round see all of them
     in the long run."""
@@ -51,7 +51,7 @@ class Schedule(NamedTuple):
     max_steps: int | None = None
     anywhere: bool = False
 
-    def check(self, name: str) -> Schedule:
+    def check(self, name: str) -> Batches:
         """Return itself. Raises `UserError` if the numbers are invalid; `name` is used in the message."""
         if self.batch_size < 1:
             raise UserError(f"{name}: the batch size must be at least 1, not {self.batch_size}")
@@ -85,7 +85,7 @@ class Drawn(NamedTuple):
 
 
 def draw(
-    examples: Examples, subset: Subset, schedule: Schedule, step: jax.Array, begin: jax.Array | int = 0
+    examples: Examples, subset: Subset, schedule: Batches, step: jax.Array, begin: jax.Array | int = 0
 ) -> Drawn:
     """Batch number `step` of the subset, counted from batch `begin` on. The batches repeat in every epoch."""
     count = subset.count(examples.count)
@@ -104,7 +104,7 @@ def over_batches(
     carry: Any,
     examples: Examples,
     subset: Subset,
-    schedule: Schedule,
+    schedule: Batches,
     begin: jax.Array | int = 0,
 ) -> Any:
     """Run `carry = body(step, batch, carry)` for every step of the schedule. This is the library's only

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from partwise.client.batches import Drawn, Schedule, draw
+from partwise.client.batches import Batches, Drawn, draw
 from partwise.client.evaluate import check_each
 from partwise.client.split import everything
 from partwise.client.state import Client, Progress, batch_loss, begin, losses_of, outputs_of, read, rebuilding
@@ -262,7 +262,7 @@ def _trained(client: Client) -> jax.Array:
 
 
 def _first(client: Client) -> Drawn:
-    return draw(client.examples, everything, Schedule(EXAMPLES), jnp.int32(0))
+    return draw(client.examples, everything, Batches(EXAMPLES), jnp.int32(0))
 
 
 def _values(clients: Sequence[Client], loss: Callable[[Client], Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from partwise.client.batches import Drawn, Schedule, over_batches
+from partwise.client.batches import Batches, Drawn, over_batches
 from partwise.client.split import Subset
 from partwise.client.state import Client, Progress, outputs_of, read
 from partwise.metrics import Measured, Pairs, Sums, zero_sums
@@ -47,7 +47,7 @@ def evaluate(client: Client, progress: Progress, query: Subset) -> Measured:
         else zero_sums()
         for name, metric in metrics.items()
     }
-    return over_batches(body, nothing, client.examples, query, Schedule(BATCH))
+    return over_batches(body, nothing, client.examples, query, Batches(BATCH))
 
 
 def _add(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from partwise import tree
-from partwise.client.batches import Drawn, Schedule, over_batches
+from partwise.client.batches import Batches, Drawn, over_batches
 from partwise.client.split import Subset
 from partwise.client.state import (
     Client,
@@ -55,7 +55,7 @@ def fit(
     client: Client,
     progress: Progress,
     subset: Subset,
-    schedule: Schedule,
+    schedule: Batches,
     optimizer: ClientOptimizer,
     groups: tuple[Group, ...],
     extra: Extra | None = None,
@@ -98,7 +98,7 @@ def fit(
     return Trained(progress, loss)
 
 
-def first_batch(client: Client, subset: Subset, schedule: Schedule) -> jax.Array:
+def first_batch(client: Client, subset: Subset, schedule: Batches) -> jax.Array:
     """The number of the batch with which a client begins in this round, at random."""
     batches = schedule.steps_per_epoch(subset.count(client.examples.count))
     return jax.random.randint(child(client.rng, "begin"), (), 0, jnp.maximum(batches, 1))

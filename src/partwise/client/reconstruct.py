@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.fit import ClientOptimizer, fit
 from partwise.client.solve import check_quadratic, solve
 from partwise.client.split import Subset
@@ -22,7 +22,7 @@ from partwise.types import UserError
 Reconstruct = Callable[[Client, Progress, Subset], Progress]
 
 
-def by_steps(schedule: Schedule, optimizer: ClientOptimizer, pull: Any = 0.0) -> Reconstruct:
+def by_steps(schedule: Batches, optimizer: ClientOptimizer, pull: Any = 0.0) -> Reconstruct:
     """k_r gradient steps (FedRecon, section 4; patent claim 4).
 
     Args:

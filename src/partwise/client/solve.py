@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from partwise import tree
-from partwise.client.batches import Drawn, Schedule, draw, over_batches
+from partwise.client.batches import Batches, Drawn, draw, over_batches
 from partwise.client.split import Subset, everything
 from partwise.client.state import (
     Client,
@@ -162,7 +162,7 @@ def _summed(
         value = of(lambda x: _total_loss(client, place(x), drawn))
         return jax.tree_util.tree_map(lambda a, b: a + jnp.where(drawn.mask.any(), b, 0), carry, value)
 
-    return over_batches(body, zero, client.examples, subset, Schedule(batch_size))
+    return over_batches(body, zero, client.examples, subset, Batches(batch_size))
 
 
 def _pulled(H: jax.Array, pull: Any) -> jax.Array:
@@ -203,7 +203,7 @@ def solve_positive(matrix: jax.Array, vector: jax.Array) -> jax.Array:
 def loss_of(client: Client, progress: Progress, subset: Subset, batch_size: int) -> Sums:
     """The loss of a subset, as sums."""
     add = lambda i, drawn, total: add_sums(total, _loss(client, progress, drawn))
-    return over_batches(add, zero_sums(), client.examples, subset, Schedule(batch_size))
+    return over_batches(add, zero_sums(), client.examples, subset, Batches(batch_size))
 
 
 def _total_loss(client: Client, progress: Progress, drawn: Drawn) -> jax.Array:
@@ -221,7 +221,7 @@ def check_quadratic(client: Client, groups: tuple[Group, ...]) -> None:
     def departure() -> jax.Array:
         progress = with_deltas(client, begin(client)) if "keyed" in groups else begin(client)
         x0, rebuild = raveled(progress, groups)
-        drawn = draw(client.examples, everything, Schedule(32), jnp.zeros((), int))
+        drawn = draw(client.examples, everything, Batches(32), jnp.zeros((), int))
         loss = lambda x: _total_loss(client, put_parts(progress, rebuild(x)), drawn)
         v = jax.random.normal(child(client.rng, "check"), x0.shape)
         gradient = jax.grad(loss)  # not the second derivative: a loss without one must get the message below

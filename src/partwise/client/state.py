@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.client.batches import Drawn, Examples, Schedule, over_batches
+from partwise.client.batches import Batches, Drawn, Examples, over_batches
 from partwise.client.split import Subset
 from partwise.metrics import Sums
 from partwise.model.partition import DEFAULT, Partition
@@ -219,4 +219,4 @@ def total_weight(client: Client, subset: Subset) -> jax.Array:
         need = _renumbered(client, drawn)
         return total + jnp.sum(jnp.where(need.mask, client.model.weight(need.batch), 0))
 
-    return over_batches(add, jnp.zeros(()), client.examples, subset, Schedule(64))
+    return over_batches(add, jnp.zeros(()), client.examples, subset, Batches(64))

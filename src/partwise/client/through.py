@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from partwise.client.batches import Drawn, Schedule, over_batches
+from partwise.client.batches import Batches, Drawn, over_batches
 from partwise.client.fit import Trained, add_rows
 from partwise.client.solve import curvature, raveled, solve_positive
 from partwise.client.split import Subset
@@ -59,7 +59,7 @@ class Through(NamedTuple):
 
 
 def _through(support: Subset, pull: Any, rate: Any, batch_size: int) -> Update:
-    schedule = Schedule(batch_size)
+    schedule = Batches(batch_size)
 
     def procedure(client: Client, progress: Progress, query: Subset) -> Trained:
         progress, own = with_deltas(client, progress), rebuilding(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.fit import ClientOptimizer, Extra, Trained, fit
 from partwise.client.solve import check_quadratic, loss_of, solve
 from partwise.client.split import Subset
@@ -18,7 +18,7 @@ SERVED: tuple[Group, ...] = ("shared", "keyed")
 
 
 def by_steps(
-    schedule: Schedule,
+    schedule: Batches,
     optimizer: ClientOptimizer,
     joint: bool = False,
     extra: Callable[[Client], Extra] | None = None,

@@ -12,7 +12,7 @@ import numpy as np
 
 from partwise.algorithm import whole_model
 from partwise.client import reconstruct, split, update
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.through import Through
 from partwise.config.guarded_heat import guarded_heats
 from partwise.config.protection import Protection, protection
@@ -60,11 +60,11 @@ def make_choices(setting: Setting, config: Config) -> dict[str, Choice]:
     return whole_model(setting.partition) | {space: parse_choice(text) for space, text in known.items()}
 
 
-def make_schedule(config: Config) -> Schedule:
+def make_schedule(config: Config) -> Batches:
     """How long a client trains shared and keyed parts."""
     part = config.update
     one_of("update.begin", part.begin, ("first", "random"))
-    return Schedule(part.batch_size, part.epochs, part.max_steps, part.begin == "random")
+    return Batches(part.batch_size, part.epochs, part.max_steps, part.begin == "random")
 
 
 def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Reconstruct:
@@ -76,7 +76,7 @@ def make_reconstruct(config: Config, rates: Mapping[str, Any]) -> reconstruct.Re
     if part.method == "skip":
         return reconstruct.skip()
     optimizer = make_scheduled(config, rates, "reconstruct")
-    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+    schedule = Batches(part.batch_size, part.epochs, part.max_steps)
     return reconstruct.by_steps(schedule, optimizer, rates.get("pull", 0.0))
 
 
@@ -108,7 +108,7 @@ def make_fine_tune(config: Config, rates: Mapping[str, Any]) -> update.Update | 
     optimizer = make_optimizer("fine_tune", part.optimizer, rates["fine_tune"]).on_client()
     if part.max_steps == 0:
         return None
-    schedule = Schedule(part.batch_size, part.epochs, part.max_steps)
+    schedule = Batches(part.batch_size, part.epochs, part.max_steps)
     schedule.check("fine_tune")
     return update.by_steps(schedule, optimizer, part.joint)
 

@@ -15,21 +15,21 @@ KEYS = ("server.schedule", "update.schedule", "reconstruct.schedule")
 ROUNDS, FACTOR = Limits(1, 10**8), Limits(0, 10)
 
 
-class Form(NamedTuple):
+class Wording(NamedTuple):
     """How a schedule is written: the fields that its numbers are, and how many of them must be said."""
 
     fields: tuple[str, ...] = ()
     needed: int = 0
 
 
-FORMS: Mapping[str, Form] = {
-    CONSTANT: Form(),
-    "cosine": Form(("end",)),
-    "linear": Form(("end",)),
-    "polynomial": Form(("power", "end"), 1),
-    "exponential": Form(("base",), 1),
-    "warmup": Form(("warmup",), 1),
-    "warmup_cosine": Form(("warmup", "end"), 1),
+FORMS: Mapping[str, Wording] = {
+    CONSTANT: Wording(),
+    "cosine": Wording(("end",)),
+    "linear": Wording(("end",)),
+    "polynomial": Wording(("power", "end"), 1),
+    "exponential": Wording(("base",), 1),
+    "warmup": Wording(("warmup",), 1),
+    "warmup_cosine": Wording(("warmup", "end"), 1),
 }
 
 
@@ -58,7 +58,7 @@ def read_schedule(key: str, text: str, rounds: int) -> Schedule | None:
         raise UserError(f"{key} = {text}: {error}") from None
 
 
-def _usage(form: Form) -> str:
+def _usage(form: Wording) -> str:
     least, most = form.needed, len(form.fields)
     if not most:
         return "no numbers"

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from partwise.algorithms.fed_avg import fed_avg
 from partwise.algorithms.fed_sub_avg import fed_sub_avg
-from partwise.client.batches import Schedule
+from partwise.client.batches import Batches
 from partwise.client.update import by_steps
 from partwise.data.heat import count_heat, summarize
 from partwise.data.store import ClientStore
@@ -79,7 +79,7 @@ def example1(corrected: bool, progress: OnStatus, rounds: int = ROUNDS) -> np.nd
 
     def build(rates: Mapping[str, Any]):
         parts = {
-            "update": by_steps(Schedule(batch_size=2), rates["update"]),
+            "update": by_steps(Batches(batch_size=2), rates["update"]),
             "optimizer": Sgd(1.0).on_server(),
         }
         if corrected:

@@ -152,7 +152,7 @@ def _same(a: Any, b: Any) -> bool:
     return np.array_equal(a, b)
 
 
-class About(NamedTuple):
+class FieldType(NamedTuple):
     """A declaration with what its type says: the kind of parts or the words to choose from, and whether None is
     one."""
 
@@ -239,7 +239,7 @@ def _shown(value: float) -> str:
 
 
 @cache
-def declarations(cls: type[Part]) -> dict[str, About]:
+def declarations(cls: type[Part]) -> dict[str, FieldType]:
     """The fields of a part, with what their types say."""
     try:
         hints, found = typing.get_type_hints(cls), {}
@@ -250,13 +250,13 @@ def declarations(cls: type[Part]) -> dict[str, About]:
     for field in dataclasses.fields(cls):  # pyright: ignore[reportArgumentType]
         declared, hint = field.metadata["declared"], hints[field.name]
         if declared.sort == "choices":
-            found[field.name] = About(declared, typing.get_args(hint)[1], (), False, {})
+            found[field.name] = FieldType(declared, typing.get_args(hint)[1], (), False, {})
             continue
         literal = typing.get_origin(hint) is typing.Literal
         union = typing.get_args(hint) if typing.get_args(hint) and not literal else (hint,)
         kinds = [each for each in union if each is not type(None)]
         words = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is typing.Literal else ()
-        found[field.name] = About(declared, kinds[0], words, type(None) in union, field.default)
+        found[field.name] = FieldType(declared, kinds[0], words, type(None) in union, field.default)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tomli_w
 
-from partwise.parts.declare import About, Part, declarations, find, kind_name, names
+from partwise.parts.declare import FieldType, Part, declarations, find, kind_name, names
 from partwise.types import UserError
 
 NAME = "part"  # the key of a table that says which part it is
@@ -37,7 +37,7 @@ def changed(base: Some, settings: Mapping[str, Any], lenient: bool = False) -> S
             numbers or parts.
         lenient: Whether settings that the part lacks are left out.
     """
-    return _Reader(lenient).filled(type(base), nested(settings), "", base)
+    return _Filling(lenient).filled(type(base), nested(settings), "", base)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return root
 
 
-class _Reader(NamedTuple):
+class _Filling(NamedTuple):
     lenient: bool
 
     def filled(
@@ -92,16 +92,16 @@ class _Reader(NamedTuple):
         except UserError as error:  # of `validate`: each value is checked already
             raise UserError(f"{at.rstrip('.')}: {error}" if at else str(error)) from None
 
-    def parts(self, about: About, value: Any, at: str, base: Mapping[str, Part]) -> dict[str, Part]:
+    def parts(self, about: FieldType, value: Any, at: str, base: Mapping[str, Part]) -> dict[str, Part]:
         """Parts by name, with those of a table changed or added."""
         if not isinstance(value, Mapping):
             kinds = "|".join(names(about.kind))
             raise UserError(f"'{at}' has parts by name: give one of them, {at}.NAME={kinds}")
-        none = About(about.declared._replace(sort="choice"), about.kind, (), True, None)
+        none = FieldType(about.declared._replace(sort="choice"), about.kind, (), True, None)
         found = {name: self.part(none, each, f"{at}.{name}", base.get(name)) for name, each in value.items()}
         return {name: each for name, each in {**base, **found}.items() if each is not None}
 
-    def part(self, about: About, value: Any, at: str, base: Any, beside: Iterable[str] = ()) -> Any:
+    def part(self, about: FieldType, value: Any, at: str, base: Any, beside: Iterable[str] = ()) -> Any:
         """A part for a field: of a name, of a table with or without a name, or as it is given."""
         if about.none and str(value).lower() == "none":
             return None
@@ -133,7 +133,7 @@ def _is_name(kind: type[Part], name: str) -> bool:
     return name in names(kind) or (":" in name and not dataclasses.is_dataclass(kind))
 
 
-def _in_full(cls: Any, fields: Mapping[str, About], table: Mapping[str, Any]) -> dict[str, Any]:
+def _in_full(cls: Any, fields: Mapping[str, FieldType], table: Mapping[str, Any]) -> dict[str, Any]:
     """The table with what is no field of this part, but of the one in its main field, put there."""
     main = cls.MAIN
     if not main or fields[main].sort != "choice":
@@ -169,7 +169,7 @@ class Listed(NamedTuple):
 
     name: str
     value: Any
-    about: About
+    about: FieldType
 
     @property
     def meaning(self) -> str:
@@ -194,7 +194,7 @@ def listing(of: Any, at: str = "") -> Iterator[Listed]:
             yield Listed(here, value, about)
 
 
-def _listed(value: Part | None, about: About, at: str) -> Iterator[Listed]:
+def _listed(value: Part | None, about: FieldType, at: str) -> Iterator[Listed]:
     if value is None or len(names(about.kind)) > 1:
         yield Listed(at, value and value._name, about)
     if value is not None:
@@ -213,7 +213,7 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else "none" if value is None else value
 
 
-def tables(of: Part, keep: Callable[[About, Any], bool] = lambda about, value: True) -> dict[str, Any]:
+def tables(of: Part, keep: Callable[[FieldType, Any], bool] = lambda about, value: True) -> dict[str, Any]:
     """Nested tables, for TOML, of the fields to `keep`."""
     found: dict[str, Any] = {}
     for name, about in declarations(type(of)).items():
@@ -227,7 +227,7 @@ def tables(of: Part, keep: Callable[[About, Any], bool] = lambda about, value: T
     return found
 
 
-def _table(about: About, value: Part, keep: Callable[[About, Any], bool]) -> dict[str, Any]:
+def _table(about: FieldType, value: Part, keep: Callable[[FieldType, Any], bool]) -> dict[str, Any]:
     named = {NAME: value._name} if len(names(about.kind)) > 1 or value._name not in about.kind._known else {}
     return named | tables(value, keep)
 
@@ -240,7 +240,7 @@ def to_toml(of: Part) -> str:
 def from_toml(cls: type[Some], document: str) -> Some:
     """A part from a TOML document."""
     try:
-        return _Reader(False).filled(cls, nested(tomllib.loads(document)), "", None)
+        return _Filling(False).filled(cls, nested(tomllib.loads(document)), "", None)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"this is no TOML: {error}") from None
 
@@ -260,7 +260,7 @@ def differences(one: Part, other: Part) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def fixed_differences(before: Part, now: Part, may: Callable[[About], bool]) -> list[str]:
+def fixed_differences(before: Part, now: Part, may: Callable[[FieldType], bool]) -> list[str]:
     """The dotted names of what differs and may not. `may` says of a declaration whether it may."""
     if type(before) is not type(now):
         return [kind_name(type(now))]
@@ -288,7 +288,7 @@ def schema(cls: Any) -> dict[str, Any]:
 TYPES = {"flag": "boolean", "whole": "integer", "rate": "number", "number": "number", "text": "string"}
 
 
-def _schema(about: About) -> dict[str, Any]:
+def _schema(about: FieldType) -> dict[str, Any]:
     said: dict[str, Any] = {"description": about.declared.meaning}
     if about.sort in ("choice", "choices"):
         options = []

@@ -15,7 +15,7 @@ import numpy as np
 
 from partwise import tree
 from partwise.algorithm import Algorithm, init_params
-from partwise.client.batches import Schedule, draw
+from partwise.client.batches import Batches, draw
 from partwise.client.fit import Group
 from partwise.client.split import everything
 from partwise.client.state import (
@@ -109,7 +109,7 @@ def _in_first_step(
 def first_step(client: Client) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Which of the client's first losses are finite, and along which leaves their gradient is."""
     progress = with_deltas(client, begin(client))
-    drawn = draw(client.examples, everything, Schedule(min(EXAMPLES, client.examples.capacity)), jnp.int32(0))
+    drawn = draw(client.examples, everything, Batches(min(EXAMPLES, client.examples.capacity)), jnp.int32(0))
     rows, need = read(client, progress, drawn)
     rng = child(client.rng, "step")
 
