@@ -32,7 +32,7 @@ def test_unknown_names_come_with_the_nearest(mistake, small):
     )
     assert "'colour'" in mistake("train", "--set", "data.colour=red")
     assert "nearest: fed_avg" in mistake("settings", "--algorithm", "fedavg")
-    assert "client optimizer 'adamm' (nearest: adam" in mistake(
+    assert "update.optimizer 'adamm' (nearest: adam" in mistake(
         "train", *small, "--set", "update.optimizer=adamm"
     )
     assert "value of evaluation_split.kind 'halfs' (nearest: halves" in mistake(
@@ -74,7 +74,7 @@ def test_values_of_the_wrong_kind(mistake, small, tmp_path):
         (["--set", "data.num_clients=1e12"], "'data.num_clients' must be between 1 and 100,000,000"),
         (["--set", "simulation.rounds_per_call=1e9"], "must be between 1 and 10,000"),
         (["--set", "update.batch_size=1e9"], "must be between 1 and 100,000"),
-        (["--set", "server.settings.b1=2"], "unknown setting of the server optimizer 'adagrad' 'b1'"),
+        (["--set", "server.settings.b1=2"], "unknown setting of the optimizer 'adagrad' 'b1'"),
         (
             ["--set", "data.nope=3"],
             "task 'planted' has no option 'nope' (nearest: noise); `partwise settings planted`",
@@ -85,7 +85,7 @@ def test_values_of_the_wrong_kind(mistake, small, tmp_path):
         (["planted", "--set", "task=movielens"], "two tasks were given"),
         (
             ["--set", "fine_tune.max_steps=1", "--set", "fine_tune.optimizer=adamm"],
-            "unknown client optimizer 'adamm'",
+            "unknown value of fine_tune.optimizer 'adamm'",
         ),
         (["--set", "evaluation.local=kept"], "unknown value of evaluation.local 'kept'"),
         (

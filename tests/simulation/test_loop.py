@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from partwise import optimizers
@@ -38,7 +39,7 @@ def build(model):
         split=split.halves(),
         reconstruct=reconstruct.by_steps(Batches(4), rates["recon"]),
         update=update.by_steps(Batches(4), rates["update"]),
-        optimizer=optimizers.Sgd(rates["server"]).on_server(),
+        optimizer=optimizers.ServerOptimizer(optax.sgd(rates["server"]), "exact"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,9 +131,7 @@ def test_with_privacy_no_norm_is_recorded(parts, store, make):
 def test_an_optimizer_state_that_is_not_finite_ends_the_run(parts, store, make):
     """Adagrad would divide by infinity from then on: finite parameters that never move again."""
     adagrad = lambda rate: (
-        optimizers.Adagrad(rate)
-        .on_server()
-        ._replace(transform=optimizers.Adagrad(rate, initial_accumulator=3.4e38).on_server().transform)
+        optimizers.Adagrad(rate).on_server()._replace(transform=optax.adagrad(rate, 3.4e38, 1e-3))
     )
     data = enlarged(store, 3, 3e22)  # an update of about 1e17, whose squares fill what is left
     with pytest.raises(DivergedError, match=r"optimizer state is no longer finite after round 1.*'?dan"):
